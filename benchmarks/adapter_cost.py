@@ -1,4 +1,4 @@
-"""Measure what adapters add to a step, and how long running texts wait while one is loaded.
+"""Measure what adapters add to a step's time, and how long running texts stall while an adapter is loaded.
 
 python -m benchmarks.adapter_cost --model qwen1.5b --streams 16 --adapters 8 --rank 16
 
@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 from benchmarks.models import model_path
 from benchmarks.prompts import PromptMaker, tokenizer_of
+from benchmarks.timings import tokens_per_second
 from paged_sdk import GgufModelBuilder, Model, SamplingParams
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.family import read_config
@@ -34,7 +35,7 @@ _ALPHA: Final = 32
 
 
 def _write_adapter(directory: Path, shape: DecoderConfig, rank: int, seed: int) -> Path:
-    """Write an adapter in PEFT's form."""
+    """Write an adapter in PEFT's format."""
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     hidden, inner = shape.hidden_size, shape.intermediate_size
     sides = {
@@ -61,30 +62,13 @@ def _write_adapter(directory: Path, shape: DecoderConfig, rank: int, seed: int) 
     return directory
 
 
-async def _round(model: Model, prompts: list[list[int]], names: list[str | None], length: int) -> float:
-    """Return how many tokens a second all texts get, once they all run."""
-    sampling = SamplingParams(temperature=0.0, max_len=length, ignore_eos=True)
-    times: list[float] = []
-
-    async def one(prompt: list[int], name: str | None) -> None:
-        options = {} if name is None else {"adapter": name}
-        async with model.stream_completion_request(prompt, sampling, **options) as stream:  # type: ignore[arg-type]
-            times.extend([time.perf_counter() async for _ in stream])
-
-    await asyncio.gather(*(one(prompt, name) for prompt, name in zip(prompts, names, strict=True)))
-    # Prompts come first, and at the end texts of unequal starts end one by one.
-    times.sort()
-    first, last = len(times) // 4, len(times) * 3 // 4
-    return (last - first) / (times[last] - times[first])
-
-
 @define
 class Waits:
-    """Holds how long texts have waited for their tokens, in seconds.
+    """Holds times between tokens, in seconds.
 
-    :ivar step: the median of all waits
-    :ivar longest: of any text for one token, while nothing else happened
-    :ivar while_loading: the same, while an adapter was loaded
+    :ivar step: median
+    :ivar longest: longest time of any text, while no adapter was loaded
+    :ivar while_loading: longest time of any text, while an adapter was loaded
     """
 
     step: float
@@ -93,9 +77,9 @@ class Waits:
 
 
 async def measure_waits(model: Model, prompts: list[list[int]], source: Path) -> Waits:
-    """Load an adapter while a text runs of each prompt.
+    """Load an adapter while a text of each prompt is generated.
 
-    :param source: the adapter, which is unloaded again
+    :param source: the adapter, which is unloaded afterwards
     """
     sampling = SamplingParams(temperature=0.0, max_len=4096, ignore_eos=True)
     counts, waits, arrived = [0] * len(prompts), list[float](), asyncio.Event()
@@ -115,7 +99,7 @@ async def measure_waits(model: Model, prompts: list[list[int]], source: Path) ->
         arrived.set()
 
     async def take() -> list[float]:
-        """Return what all texts have waited, once each has one more token, or has ended."""
+        """Wait until each text has one more token or has ended, and return the times that they waited."""
         seen = list(counts)
         while any(counts[number] == seen[number] for number in running):
             arrived.clear()
@@ -156,8 +140,8 @@ async def _measure(path: Path, streams: int, adapters: int, rank: int, length: i
             own: list[str | None] = [f"a{number % adapters}" for number in range(streams)]
             rates: dict[str, list[float]] = {"base": [], "adapters": []}
             for _ in range(rounds):
-                rates["base"].append(await _round(model, ids, [None] * streams, length))
-                rates["adapters"].append(await _round(model, ids, own, length))
+                rates["base"].append(await tokens_per_second(model, ids, length))
+                rates["adapters"].append(await tokens_per_second(model, ids, length, own))
             base, adapted = (median(rates[key]) for key in ("base", "adapters"))
             share = median(b / a for a, b in zip(rates["base"], rates["adapters"], strict=True))
             console.print(f"{streams} texts: {base:.1f} tok/s, through {adapters} adapters {adapted:.1f} ({share:.2f})")

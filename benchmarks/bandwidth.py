@@ -1,4 +1,4 @@
-"""Measure how fast this machine reads memory, and count how much of a model it reads for each token."""
+"""Measure this machine's memory read bandwidth, and count the bytes of a model that decode reads per token."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ _REPEATS = 5
 
 
 def read_bandwidth(num_threads: int, num_bytes: int) -> float:
-    """Return the bytes per second that ``num_threads`` read of one buffer: torch's sum of it as int64, the median of
-    five.
+    """Return the bytes per second at which ``num_threads`` read one buffer: the median of five int64 sums by torch.
 
-    The buffer has to be far larger than the caches. Of torch's and numpy's reductions this is the fastest, on an AMD
-    Zen 5 server by a third against two threads of numpy.
+    The buffer must be much larger than the caches. This is the fastest reduction of torch and numpy: on an AMD Zen 5
+    server, a third faster than two threads of numpy.
     """
     import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        buffer = torch.ones(num_bytes // 8, dtype=torch.int64)  # written, so that every page is a page of its own
+        buffer = torch.ones(num_bytes // 8, dtype=torch.int64)  # written, so that every page has its own memory
         seconds = []
         for _ in range(_REPEATS):
             start = time.perf_counter()
@@ -36,11 +35,11 @@ def read_bandwidth(num_threads: int, num_bytes: int) -> float:
 
 
 def bytes_per_token(path: Path) -> int:
-    """Return the bytes of weights that one token reads: all but embeddings that are only looked up, and of a mixture's
-    experts as many as a token has.
+    """Return the bytes of weights that decoding one token reads: all weights except embeddings that are only looked up,
+    and of a mixture's experts only the selected ones.
 
-    The form into which the engine brings the weights when it loads them may be larger or smaller; keys and values are
-    not counted.
+    These are bytes of the file; the engine's form of the weights may be larger or smaller. Keys and values are not
+    counted.
 
     :param path: a GGUF file, or a directory with a safetensors file of a model without experts
     """
@@ -50,7 +49,7 @@ def bytes_per_token(path: Path) -> int:
     else:
         sizes = _gguf_sizes(path)
         lookup, head = "token_embd.weight", "output.weight"
-    # Without an output projection of their own, models multiply by the embeddings.
+    # Models without a separate output projection multiply by the embeddings.
     return sum(sizes.values()) - (sizes.get(lookup, 0) if head in sizes else 0)
 
 

@@ -1,4 +1,4 @@
-"""Measure how long texts wait for their next token while images are encoded beside them.
+"""Measure the time between tokens of running texts while images are encoded.
 
 python -m benchmarks.beside_image
 
@@ -19,16 +19,17 @@ from rich.console import Console
 
 from benchmarks.paths import cache_directory
 from benchmarks.repeated_image import write_model
-from paged_sdk import Model, RequestBuilder, SamplingParams, TextMessages, VisionMessages, VisionModelBuilder
+from benchmarks.timings import first_token_about
+from paged_sdk import Model, RequestBuilder, SamplingParams, TextMessages, VisionModelBuilder
 
 __all__ = ["main"]
 
 
 async def _stream(model: Model, number: int, times: list[float], over: asyncio.Event) -> None:
-    """Generate a text until it is over, and note when each token came."""
+    """Generate a text until ``over`` is set, and record the time of each token."""
     messages = TextMessages().add_message("user", f"What is {number}?")
     sampling = SamplingParams(temperature=0.0, max_len=10_000, ignore_eos=True)
-    # Random weights may give tokens without a text, which a stream shows as they come only with their logprobs.
+    # Random weights may generate tokens without text. With logprobs, a stream yields a chunk for these too.
     request = RequestBuilder.from_messages(messages).with_sampling(sampling).with_logprobs()
     async with model.stream_chat_request(request) as stream:
         async for _ in stream:
@@ -37,17 +38,8 @@ async def _stream(model: Model, number: int, times: list[float], over: asyncio.E
                 return
 
 
-async def _first_token(model: Model, image: Any) -> float:
-    """Return the seconds until an image's first token."""
-    messages = VisionMessages().add_image_message("user", "What is this?", image)
-    request = RequestBuilder.from_messages(messages).with_sampling(SamplingParams(temperature=0.0, max_len=1))
-    begun = time.perf_counter()
-    await model.send_chat_request(request)
-    return time.perf_counter() - begun
-
-
 def _gaps(times: list[list[float]], begin: float, end: float) -> list[float]:
-    """Return the seconds between tokens that both came in some time."""
+    """Return the seconds between consecutive tokens within a period."""
     pairs = ((one, two) for each in times for one, two in pairwise(each))
     return [two - one for one, two in pairs if begin <= one and two <= end]
 
@@ -57,13 +49,18 @@ async def _measure(side: int, num_streams: int, rounds: int) -> None:
     directory = cache_directory("qwen2-vl-2b-random")
     write_model(directory)
     async with VisionModelBuilder(directory).with_logging().build() as model:
-        alone = await _first_token(model, draw.integers(0, 256, (side, side, 3), np.uint8))
+
+        async def seconds_about(image: Any) -> float:
+            seconds, _ = await first_token_about(model, image, "What is this?")
+            return seconds
+
+        alone = await seconds_about(draw.integers(0, 256, (side, side, 3), np.uint8))
         over = asyncio.Event()
         times: list[list[float]] = [[] for _ in range(num_streams)]
         streams = [
             asyncio.create_task(_stream(model, number, each, over)) for number, each in enumerate(times, start=1)
         ]
-        await asyncio.sleep(3.0)  # until all have begun
+        await asyncio.sleep(3.0)  # until all texts have begun
         begin = time.perf_counter()
         await asyncio.sleep(5.0)
         plain = _gaps(times, begin, time.perf_counter())
@@ -71,7 +68,7 @@ async def _measure(side: int, num_streams: int, rounds: int) -> None:
         seconds: list[float] = []
         for _ in range(rounds):
             begin = time.perf_counter()
-            seconds.append(await _first_token(model, draw.integers(0, 256, (side, side, 3), np.uint8)))
+            seconds.append(await seconds_about(draw.integers(0, 256, (side, side, 3), np.uint8)))
             beside += _gaps(times, begin, time.perf_counter())
         over.set()
         await asyncio.gather(*streams)

@@ -1,4 +1,4 @@
-"""Keep processes that compute, to measure an engine beside them."""
+"""Run busy processes, to measure an engine under competing load."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["Busy", "beside"]
 _REPOSITORY: Final = Path(__file__).parents[1]
 _LOOP: Final = "from benchmarks.worker import end_with_driver\nend_with_driver()\nprint(flush=True)\nwhile True: pass"
 _SETTLING: Final = 0.1
-"""Seconds that the kernel has to spread the busy processes before an engine is measured beside them."""
+"""Seconds for the kernel to spread the busy processes over CPUs before a measurement."""
 
 _NAMES: Final = {0: "idle", 1: "beside one busy process", 2: "beside two"}
 
 
 class Busy:
-    """Has processes that compute, and are stopped except while they are asked for.
+    """Holds processes that compute in a loop, and are stopped except within :meth:`computing`.
 
-    :param most: how many there are; they end with the context
+    :param most: number of processes; they end with the context
     """
 
     def __init__(self, most: int) -> None:
@@ -43,7 +43,7 @@ class Busy:
             process = subprocess.Popen(command, cwd=_REPOSITORY, stdout=subprocess.PIPE, text=True)
             self._processes.append(process)
             assert process.stdout is not None
-            process.stdout.readline()  # it computes from here on
+            process.stdout.readline()  # the process computes from now on
             process.send_signal(signal.SIGSTOP)
         return self
 
@@ -57,7 +57,7 @@ class Busy:
 
     @property
     def process_ids(self) -> list[int]:
-        """Return the processes, those first that are woken first."""
+        """Return the ids of the processes, in the order in which they are woken."""
         return [process.pid for process in self._processes]
 
     @contextmanager
@@ -76,7 +76,7 @@ class Busy:
 
 
 def beside(task: Task, busy: Busy, number: int) -> Task:
-    """Return the task of measuring another's first figure beside ``number`` busy processes."""
+    """Return a task that measures the first figure of another task beside ``number`` busy processes."""
     first = task.metrics[0]
     metric = evolve(first, key=f"{first.key}_beside_{number}", title=f"{first.title}, {_NAMES[number]}")
 

@@ -1,4 +1,4 @@
-"""Measure what paged attention, the prefix cache, FP8 KV and quantized weights are said to gain, on this engine.
+"""Measure the gains by paged attention, the prefix cache, FP8 KV and quantized weights on this engine.
 
 python -m benchmarks.claims --model smollm2
 """
@@ -63,9 +63,9 @@ _POOLS: Final = 9
 
 @frozen
 class Claim:
-    """Holds a figure with and without the feature.
+    """Holds a figure with and without a feature.
 
-    :ivar gain: how many times better it is with the feature, in memory, time or throughput
+    :ivar gain: factor of improvement by the feature, in memory, time or throughput
     """
 
     title: str
@@ -80,10 +80,10 @@ class Sizes:
     """Sets lengths in tokens, and numbers of requests.
 
     :ivar prompts: shortest and longest of the mixed prompts
-    :ivar requests: the number of requests at once
-    :ivar prefix: the length of the prefix that the requests of the prefix cache's claim share
-    :ivar text: the length of the text on which the divergence of FP8 is measured
-    :ivar blocks: the blocks of the prefix cache whose own cost is measured
+    :ivar requests: numbers of concurrent requests
+    :ivar prefix: length of the prefix that requests share, for the prefix cache
+    :ivar text: length of the text on which the divergence of FP8 is measured
+    :ivar blocks: number of blocks with which the prefix cache's overhead is measured
     """
 
     requests: tuple[int, ...] = (4, 16)
@@ -100,7 +100,7 @@ QUICK = Sizes(requests=(2,), prompts=(8, 64), output=8, prefix=96, question=8, t
 
 
 class PeakKv:
-    """Records the most KV memory that sequences held at once, in bytes."""
+    """Records the peak KV memory of sequences, in bytes."""
 
     def __init__(self, engine: OpenEngine) -> None:
         self._engine = engine
@@ -109,13 +109,13 @@ class PeakKv:
 
     def _look(self) -> None:
         backend, usage = self._engine.backend, self._engine.kv.usage
-        # A pool is allocated as a whole: what counts is how much of it a smaller one would have to have.
+        # A pool is allocated as a whole, so count its used part, which a smaller pool would need.
         share = usage.used / usage.total if self._engine.parts.config.paged else 1.0
         self.num_bytes = max(self.num_bytes, backend.num_bytes * share)
 
 
 async def _tokens_per_second(model: Model, prompts: Sequence[Sequence[int]], max_tokens: int) -> float:
-    """Return generated tokens over the time from the first request to the end of the last, prompts included."""
+    """Return generated tokens per second, from the first request to the end of the last, prefill included."""
     sampling = evolve(SamplingParams.deterministic(), max_len=max_tokens, ignore_eos=True)
     start = time.perf_counter()
     responses = await asyncio.gather(*(model.send_completion_request(prompt, sampling) for prompt in prompts))
@@ -123,7 +123,7 @@ async def _tokens_per_second(model: Model, prompts: Sequence[Sequence[int]], max
 
 
 def paged_attention(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
-    """Measure throughput and KV memory under concurrency, prompts of mixed lengths, no prefix cache on either side."""
+    """Measure throughput and KV memory of concurrent requests with prompts of mixed lengths, without prefix caches."""
     variants = (builder.without_paged_attn(), builder.with_paged_attn(PagedAttentionMeta()))
     figures: dict[int, list[tuple[float, float]]] = {number: [] for number in sizes.requests}
 
@@ -149,7 +149,7 @@ def paged_attention(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
 
 
 def prefix_cache(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
-    """Measure requests that share a prompt's beginning: all at once, and one after the other as in a chat."""
+    """Measure requests that share a prefix: all concurrently, and one after another as in a chat."""
     number = max(sizes.requests)
     figures: list[tuple[float, float]] = []
 
@@ -208,9 +208,7 @@ def fp8_kv(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
 
 
 def in_situ_quantization(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Claim]:
-    """Measure one stream's decode on weights in bfloat16, and on the same weights quantized to Q4K while they are
-    loaded.
-    """
+    """Measure decode of one stream with weights in bfloat16, and with the same weights quantized to Q4K on loading."""
     figures: list[float] = []
 
     async def measure(variant: TextModelBuilder) -> None:
@@ -230,7 +228,7 @@ def in_situ_quantization(builder: TextModelBuilder, sizes: Sizes) -> Iterator[Cl
 
 
 def prefix_cache_cost(sizes: Sizes) -> Iterator[Claim]:
-    """Measure what the prefix cache itself costs per block: no tensors, only the book-keeping."""
+    """Measure the prefix cache's overhead per block: only book-keeping, without tensors."""
     token_ids = random.Random(0).choices(range(2**16), k=sizes.blocks * _BLOCK_SIZE)
     off, on = (_Cost.of(token_ids, prefix_caching=prefix_caching) for prefix_caching in (False, True))
     yield Claim("prefix cache: time of a block, from taken to given back", "us", off.first_use, on.first_use)
@@ -240,7 +238,7 @@ def prefix_cache_cost(sizes: Sizes) -> Iterator[Claim]:
 
 @frozen(kw_only=True)
 class _Cost:
-    """Holds the microseconds per block, and the bytes per block that stay when the sequence is gone."""
+    """Holds microseconds per block, and bytes per block that remain after the sequence has ended."""
 
     first_use: float
     second_use: float
@@ -248,7 +246,7 @@ class _Cost:
 
     @classmethod
     def of(cls, token_ids: list[int], *, prefix_caching: bool) -> _Cost:
-        """Run one sequence that fills the pool, twice. Times are medians of several pools."""
+        """Run one sequence that fills the pool, twice. Times are medians over several pools."""
         num_blocks = len(token_ids) // _BLOCK_SIZE
 
         def manager() -> KvCacheManager:
@@ -261,7 +259,7 @@ class _Cost:
         tracemalloc.start()
         _run_sequence(kv, token_ids)
         gc.collect()
-        # Other threads of the process may allocate meanwhile.
+        # Count only allocations by kv/: other threads may allocate meanwhile.
         own = tracemalloc.Filter(True, str(Path(paged_sdk.__file__).parent / "kv" / "*"))
         memory = sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([own]).traces)
         tracemalloc.stop()
@@ -275,7 +273,7 @@ def _microseconds(kv: KvCacheManager, token_ids: list[int]) -> float:
 
 
 def _run_sequence(kv: KvCacheManager, token_ids: list[int]) -> None:
-    """Run the life of a prompt: it is looked up, computed in chunks, and given back."""
+    """Look a prompt up, allocate it in chunks, and free it."""
     table = KvTable()
     prefix = kv.match(table, token_ids)
     kv.attach(table, prefix, token_ids)

@@ -1,12 +1,12 @@
-"""Measure what drafts are worth: edits of this project's own code, prose, and several texts at a time.
+"""Measure the gain by drafts: edits of this project's code, prose, and several concurrent texts.
 
 python -m benchmarks.code_edits --model qwen1.5b                 all edits, prose, 4 and 16 streams
-python -m benchmarks.code_edits --edits 4 --prose 2 --streams 0  a first impression
+python -m benchmarks.code_edits --edits 4 --prose 2 --streams 0  a quick impression
 
-One model without speculation and one with it are loaded; they take turns, request by request. Each edit is asked for
-plainly, with the old code as a prediction, and of the model that speculates. llama.cpp stands beside them where it is
-installed, with its own lookup of drafts and without. Every request has a cache salt of its own, so that no answer is
-guessed from an earlier one.
+One model without speculation and one with it are loaded; they take turns, request by request. Each edit is requested
+without drafts, with the old code as a prediction, and from the speculating model. llama.cpp is measured too if it is
+installed, with and without its prompt lookup. Every request has its own cache salt, so that no answer is drafted from
+an earlier one.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ _MAX_MODEL_LEN: Final = 2048
 class Asked:
     """Holds a request.
 
-    :ivar kind: what it is part of: "edits", "prose"
-    :ivar prediction: what the answer will likely be; empty: nobody knows
+    :ivar kind: "edits" or "prose"
+    :ivar prediction: the predicted answer; empty: no prediction
     """
 
     kind: str
@@ -75,9 +75,9 @@ class Asked:
 
 @frozen
 class Answer:
-    """Holds what came of a request.
+    """Holds the answer to a request.
 
-    :ivar rate: tokens per second after the first
+    :ivar rate: tokens per second after the first token
     """
 
     text: str
@@ -87,9 +87,9 @@ class Answer:
 
 @frozen
 class Report:
-    """Holds rates of tokens, by what was measured and in which way; one per request or, of streams, per round.
+    """Holds tokens per second by workload and way: one number per request or, for concurrent streams, per round.
 
-    :ivar different: how many answers were other texts than the plain ones, by way
+    :ivar different: how many answers differ from the plain ones, by way
     """
 
     rates: dict[str, dict[str, list[float]]] = field(factory=dict)
@@ -101,7 +101,7 @@ class Report:
         self.rates.setdefault(what, {}).setdefault(way, []).append(rate)
 
     def speed_up(self, what: str, way: str) -> float | None:
-        """Return the median over requests of how many times as fast a way was as the plain one."""
+        """Return the median over requests of a way's speed relative to the plain way."""
         rates = self.rates[what]
         if way not in rates:
             return None
@@ -119,10 +119,10 @@ def make_requests(text: TextProcessor, *, edits: int, prose: int) -> list[Asked]
 
 
 async def ask(model: Model, asked: Asked, max_tokens: int, salt: str, *, predicts: bool = False) -> Answer:
-    """Ask a model for an answer.
+    """Send a request to a model.
 
-    :param salt: keeps requests apart that must not share anything
-    :param predicts: say what the answer will likely be
+    :param salt: cache salt, which separates requests that must not share anything
+    :param predicts: pass the request's prediction
     """
     response = await model.send_completion_request(
         asked.prompt.token_ids,
@@ -141,7 +141,7 @@ async def measure_alone(
     report: Report,
     **how: Any,
 ) -> None:
-    """Ask for each answer in every way, one after the other."""
+    """Generate each answer in every way, one after another."""
     max_tokens, progress = how["max_tokens"], how["progress"]
     task = progress.add_task("one text at a time", total=len(requests))
     for number, asked in enumerate(requests):
@@ -150,7 +150,7 @@ async def measure_alone(
         for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
             model = models[SUFFIX if way == SUFFIX else PLAIN]
             salt = f"{number} {way}"
-            await ask(model, asked, 1, salt)  # computes the prompt, whose time is not what is measured
+            await ask(model, asked, 1, salt)  # computes the prompt, which is not measured
             answers[way] = await ask(model, asked, max_tokens, salt, predicts=way == PREDICTION)
         for way, answer in answers.items():
             report.add(asked.kind, way, answer.rate)
@@ -164,7 +164,7 @@ async def measure_alone(
 async def measure_together(
     models: Mapping[str, Model], requests: Sequence[Asked], streams: int, report: Report, **how: Any
 ) -> None:
-    """Ask for several answers at a time, of both models in turns."""
+    """Generate several answers concurrently, with both models in turns."""
     max_tokens, progress = how["max_tokens"], how["progress"]
     for kind in ("edits", "prose"):
         some = [asked for asked in requests if asked.kind == kind]
@@ -196,7 +196,7 @@ async def measure(
     rounds: int,
     progress: Progress,
 ) -> Report:
-    """Measure both models, and llama.cpp beside the single texts."""
+    """Measure both models, and llama.cpp with single texts."""
     report = Report()
     how = {"max_tokens": max_tokens, "rounds": rounds, "progress": progress}
     async with AsyncExitStack() as stack:
@@ -218,7 +218,7 @@ async def measure(
 
 
 def as_table(report: Report, title: str) -> Table:
-    """Return the medians, and how many times as fast as the plain way each was."""
+    """Return the medians, and speeds relative to the plain way."""
     ways = [PLAIN, SUFFIX, PREDICTION, LLAMA, LOOKUP]
     shown = [way for way in ways if any(way in rates for rates in report.rates.values())]
     table = Table(title=f"{title}: median tokens per second (times the plain rate)")

@@ -1,4 +1,4 @@
-"""Run `make bench`: measure this project beside its peers, on the same file, prompts and threads.
+"""Run `make bench`: compare this project with its peers, on the same file, prompts and threads.
 
 python -m benchmarks.compare --model smollm2 --rounds 3
 """
@@ -47,23 +47,22 @@ from paged_sdk.system.processors import usable_processors
 
 __all__ = ["Comparison", "confined_to", "names_of", "report"]
 
-# Above this load something else is computing, and the figures are worth little.
+# Above this load average, other processes are computing, and the figures are unreliable.
 _BUSY = 0.5
 
 _console = Console(stderr=True, log_path=False, highlight=False, width=None if sys.stderr.isatty() else 160)
 
 
 class Comparison:
-    """Makes one run: rounds of fresh processes; within a round, task by task, the engines take turns.
+    """Runs rounds of fresh processes. Within a round, the engines take turns task by task.
 
-    :param engines: the engines' names, in the order of the table
-    :param settings: the settings of every engine; a model, if given, replaces path and dtype
-    :param model: the model to load; None: every engine loads what the settings say
+    :param engines: names of the engines, in the order of the table
+    :param settings: settings of every engine; a model, if given, replaces path and dtype
+    :param model: the model to load; None: the one in the settings
     :param timeout: seconds that one command to an engine may take
-    :param versions: other versions of this project, by the names that they have among the engines: where their packages
-        lie
-    :param apart: give every engine a session of its own
-    :ivar bandwidths: bytes per second, by round
+    :param versions: directories of other versions of this project, by their names among the engines
+    :param apart: run every engine in a separate session
+    :ivar bandwidths: memory read bandwidth in bytes per second, by round
     """
 
     def __init__(
@@ -92,13 +91,13 @@ class Comparison:
         self._given_up: set[tuple[str, str]] = set()
 
     def run_round(self, number: int) -> None:
-        """Add a round's figures to the results; a task that an engine failed in one round is not run on it again."""
+        """Run a round, and add its figures to the results. A task at which an engine failed is not run on it again."""
         names = list(self.results.engines)
         self.bandwidths.append(read_bandwidth(self._settings.num_threads, self._sizes.buffer))
         _console.log(f"Round {number}: memory is read at {self.bandwidths[-1] / 1e9:.1f} GB/s")
         first = number % len(names)
         with ExitStack() as stack:
-            # Nobody always goes first.
+            # Rotate the order, so that no engine is always first.
             started = [self._start(stack, name, f"Round {number}") for name in names[first:] + names[:first]]
             loaded = [engine for engine in started if engine is not None]
             for task in self._tasks:
@@ -107,7 +106,7 @@ class Comparison:
                         self._measure(engine, task, f"Round {number}, {task.name}")
 
     def _start(self, stack: ExitStack, name: str, key: str) -> EngineProcess | None:
-        """Start an engine and return it when it has made its first token and is warm; ``stack`` ends it."""
+        """Start an engine, measure its load time and warm it up; ``stack`` ends it. Return None if it fails."""
         settings = self._settings_of(name)
         if settings is None:
             self.results.add_reason(name, self.results.metrics, "reads no directory")
@@ -131,7 +130,7 @@ class Comparison:
         return engine
 
     def _settings_of(self, name: str) -> EngineSettings | None:
-        """Return the settings for an engine; None: it cannot load the model in any of its forms."""
+        """Return the settings for an engine; None: it can load none of the model's formats."""
         if self._model is None:
             return self._settings
         path = self._model.path_for(engine_class(OWN if name in self._versions else name).FORMATS)
@@ -163,7 +162,7 @@ class Comparison:
 
 
 def _metrics_of(task: Task) -> list[Metric]:
-    """Return the metrics of a task, and those that are derived from it."""
+    """Return the metrics of a task, including derived ones."""
     return [*task.metrics, *(SHARE for metric in task.metrics if metric.key == ONE_STREAM)]
 
 
@@ -173,8 +172,8 @@ def _metrics(tasks: Sequence[Task]) -> list[Metric]:
 
 @contextmanager
 def confined_to(num_cpus: int) -> Iterator[None]:
-    """Confine this process and the engines that it starts, so that none has more CPUs than threads, whatever a library
-    does with its settings.
+    """Pin this process and the engines that it starts to ``num_cpus`` CPUs within this context, since libraries may
+    ignore their settings of threads.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield
@@ -203,9 +202,9 @@ def _as_table(results: Results, title: str) -> Table:
 
 
 def report(comparison: Comparison, *, title: str, about: Mapping[str, Any], target: Path) -> None:
-    """Print a run's table, and why figures are missing; write all of it to a JSON file.
+    """Print a run's table, with reasons for missing figures; write everything to a JSON file.
 
-    :param about: what was run, and on what
+    :param about: descriptions of the run and the machine
     """
     results = comparison.results
     written = {
@@ -224,9 +223,9 @@ def report(comparison: Comparison, *, title: str, about: Mapping[str, Any], targ
 
 
 def names_of(value: str, allowed: Sequence[str], option: str) -> list[str]:
-    """Return the names in a list by commas.
+    """Return the names in a comma-separated list.
 
-    :raises typer.BadParameter: one is not allowed
+    :raises typer.BadParameter: a name is not allowed
     """
     names = [name.strip() for name in value.split(",") if name.strip()]
     unknown = [name for name in names if name not in allowed]

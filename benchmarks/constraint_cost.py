@@ -58,7 +58,7 @@ CONSTRAINTS: Final[Mapping[str, Constraint]] = MappingProxyType(
         "expression": Constraint.regex("([A-Z][a-z]{2,12}( [a-z]{1,12}){3,9}[.?!] ){1000}"),
     }
 )
-"""Texts of these do not end before their length does."""
+"""Constraints whose texts do not end before their maximum length."""
 
 _PARTS: Final = (
     (Constraints, "prepare", "masks"),
@@ -70,9 +70,9 @@ _PARTS: Final = (
 
 @frozen
 class Round:
-    """Holds what a round took.
+    """Holds the times of a round.
 
-    :ivar parts: seconds in each part of the work on constraints
+    :ivar parts: seconds of each part of the work on constraints
     """
 
     seconds: float
@@ -87,9 +87,9 @@ async def run_round(
     constraint: Constraint | None,
     sampling: SamplingParams | None = None,
 ) -> Round:
-    """Generate a text of each prompt, all at once.
+    """Generate a text for each prompt, all concurrently.
 
-    :param sampling: how; None is greedy
+    :param sampling: sampling settings; None: greedy
     """
     sampling = evolve(sampling or SamplingParams.deterministic(), max_len=max_tokens, ignore_eos=True)
     parts: defaultdict[str, float] = defaultdict(float)
@@ -161,7 +161,7 @@ def main(
             prompts = [maker.make(64, f"Stream {index}").token_ids for index in range(streams)]
             await run_round(built, prompts, 8, None)
             for name in constraint or CONSTRAINTS:
-                await run_round(built, prompts, 8, CONSTRAINTS[name])  # compiles it
+                await run_round(built, prompts, 8, CONSTRAINTS[name])  # compiles the constraint
                 bound, plain = [], []
                 for _ in range(rounds):
                     plain.append(await run_round(built, prompts, tokens, None, sampling))

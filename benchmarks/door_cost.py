@@ -1,4 +1,4 @@
-"""Measure what it costs to run a model through transformers' class, against the decoder that there is for it here.
+"""Measure the cost of running a model through transformers' class, against this engine's native decoder.
 
 python -m benchmarks.door_cost --streams 16
 
@@ -21,7 +21,8 @@ import typer
 from rich.console import Console
 
 from benchmarks.paths import cache_directory
-from paged_sdk import Model, SamplingParams, TextModelBuilder
+from benchmarks.timings import tokens_per_second
+from paged_sdk import TextModelBuilder
 
 __all__ = ["main"]
 
@@ -30,7 +31,7 @@ _PROMPT: Final = 16
 
 
 def _write(directory: Path, num_layers: int) -> None:
-    """Write the model, unless it is there."""
+    """Write the model, unless it exists."""
     if (directory / "tokenizer.json").exists():
         return
     import tokenizers
@@ -57,25 +58,8 @@ def _write(directory: Path, num_layers: int) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
-async def _round(model: Model, streams: int, length: int) -> float:
-    """Return how many tokens a second all texts get, once they all run."""
-    sampling = SamplingParams(temperature=0.0, max_len=length, ignore_eos=True)
-    draw = random.Random(time.perf_counter_ns())
-    times: list[float] = []
-
-    async def one(prompt: list[int]) -> None:
-        async with model.stream_completion_request(prompt, sampling) as stream:
-            times.extend([time.perf_counter() async for _ in stream])
-
-    await asyncio.gather(*(one(draw.choices(range(1, _VOCAB_SIZE), k=_PROMPT)) for _ in range(streams)))
-    # Prompts come first, and at the end texts of unequal starts end one by one.
-    times.sort()
-    first, last = len(times) // 4, len(times) * 3 // 4
-    return (last - first) / (times[last] - times[first])
-
-
 async def _measure(directory: Path, streams: int, length: int, rounds: int) -> None:
-    console = Console()
+    console, draw = Console(), random.Random(time.perf_counter_ns())
     builder = TextModelBuilder(directory).with_dtype("bfloat16").with_max_model_len(1024)
     async with builder.build() as native:
         with patch("paged_sdk.models.any_model.has_family", return_value=False):
@@ -84,7 +68,8 @@ async def _measure(directory: Path, streams: int, length: int, rounds: int) -> N
             speeds: dict[str, list[float]] = {"own decoder": [], "through transformers": []}
             for number in range(rounds + 1):
                 for name, model in zip(speeds, (native, through), strict=True):
-                    speed = await _round(model, streams, length)
+                    prompts = [draw.choices(range(1, _VOCAB_SIZE), k=_PROMPT) for _ in range(streams)]
+                    speed = await tokens_per_second(model, prompts, length)
                     if number:  # the first round warms up
                         speeds[name].append(speed)
                         console.print(f"{name}: {speed:.1f} tokens/s")

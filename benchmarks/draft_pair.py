@@ -1,10 +1,10 @@
-"""Measure a model beside itself with a draft model: its own first layers.
+"""Compare a model with itself with a draft model: its own first layers.
 
-python -m benchmarks.draft_pair --model qwen1.5b --layers 8    8 of 28 layers, as cut off
-python -m benchmarks.draft_pair --model smollm2 --layers 30    all layers: every draft should be right, none can pay
+python -m benchmarks.draft_pair --model qwen1.5b --layers 8    the first 8 of 28 layers
+python -m benchmarks.draft_pair --model smollm2 --layers 30    all layers: every draft should be accepted, none can pay
 
-Nobody trained the first layers to end there, so few of their guesses are right: what is measured is that texts stay the
-same and how little a draft model costs that does not pay, as well as how often its guesses were right.
+The first layers were not trained as a model, so few of their drafts are accepted. This measures that texts stay the
+same, how little a draft model costs that does not pay, and the acceptance rate.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _PROSE: Final = (
 
 @frozen
 class Report:
-    """Holds what was measured.
+    """Holds the results by way of generating.
 
-    :ivar rates: by way, the rates of tokens, one per request
-    :ivar different: the numbers of the texts that were others with a draft model
-    :ivar stats: by way, the engine's counters at the end
+    :ivar rates: tokens per second of each request, by way
+    :ivar different: numbers of the texts that differ with a draft model
+    :ivar stats: the engine's counters at the end, by way
     """
 
     rates: dict[str, list[float]] = field(factory=lambda: {way: [] for way in _WAYS})
@@ -68,7 +68,7 @@ class Report:
     stats: dict[str, ModelStats] = field(factory=dict)
 
     def ratios(self, way: str) -> list[float]:
-        """Return how many times as fast a way was as the plain one, by request."""
+        """Return a way's speed relative to the plain way, by request."""
         return [rate / plain for rate, plain in zip(self.rates[way], self.rates[PLAIN], strict=True)]
 
 
@@ -88,7 +88,7 @@ async def measure(
     max_tokens: int,
     progress: Progress,
 ) -> Report:
-    """Ask for the same texts in every way, request by request."""
+    """Generate the same texts in every way, request by request."""
     report, config = Report(), SpeculativeConfig(gamma)
     questions = [*_PROSE, *(edit.question for edit in EDITS[:num_edits])]
     async with AsyncExitStack() as stack:

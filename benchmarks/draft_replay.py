@@ -1,11 +1,11 @@
-"""Replay recorded texts through what proposes drafts, with the times that steps take: no model is needed.
+"""Replay recorded texts through the proposer of drafts, with modelled step times: no model is needed.
 
 python -m benchmarks.draft_replay                      edits, prose after them, and more, on machines of several kinds
-python -m benchmarks.draft_replay --record qwen1.5b    record the texts anew with that model
+python -m benchmarks.draft_replay --record qwen1.5b    record the texts again with that model
 
-The texts are what Qwen2.5-Coder-1.5B answers to requests for edits and for prose. Scheduler, proposer and account are
-the real ones; only the model is not there: a token is what was recorded, and a step takes what a step with so many
-tokens takes, made longer at random. How fast a text was is told by the times before they were made longer.
+The texts are answers of Qwen2.5-Coder-1.5B to requests for edits and for prose. Scheduler, proposer and account of
+drafts are the real ones. The model is replaced: tokens are the recorded ones, and a step's duration follows from its
+number of tokens. The scheduler sees durations with random delays added; results are computed without these.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ COSTS: Final = (
     (16, 86.0),
     (17, 100.0),
 )
-"""Milliseconds of a step by the number of its tokens, between which it rises evenly: Qwen2.5-Coder-1.5B Q4_K_M on two
-cores of Zen 4 with nothing else running, 22 November 2026; from 8 tokens on by what products with so many rows take."""
+"""Milliseconds of a step by its number of tokens, with linear interpolation: Qwen2.5-Coder-1.5B Q4_K_M on two cores of
+Zen 4, otherwise idle, 22 November 2026; from 8 tokens on derived from the time of products with as many rows."""
 _CHOOSING: Final = 0.09e-3
-"""So many seconds it takes to choose the drafts of a step."""
+"""Seconds to choose the drafts of a step."""
 _MAX_MODEL_LEN: Final = 2048
 _GAMMA: Final = 16
 _LENGTH: Final = 160
@@ -64,10 +64,10 @@ _LENGTH: Final = 160
 
 @frozen
 class RecordedText:
-    """Holds a request and the tokens that a model answered with.
+    """Holds a request and the tokens of its answer.
 
     :ivar kind: "edits" or "prose"
-    :ivar prediction: the tokens of what the answer will likely be; empty: nobody knows
+    :ivar prediction: tokens of the predicted answer; empty: no prediction
     """
 
     kind: str
@@ -78,12 +78,12 @@ class RecordedText:
 
 @frozen
 class Noise:
-    """Says how uneven the times of steps are.
+    """Holds the random delays of steps.
 
-    :ivar spread: the standard deviation of each step's time, as a share of it
-    :ivar interruptions: how many steps of one hundred take up to three times as long
-    :ivar phases: after how many steps, on average, one begins in which others use the machine: 40 steps take up to
-        three times as long; 0: never
+    :ivar spread: standard deviation of a step's time, as a fraction of it
+    :ivar interruptions: percentage of steps that take up to three times as long
+    :ivar phases: mean number of steps between phases of competing load, in which about 40 steps take up to three times
+        as long; 0: no such phases
     """
 
     spread: float = 0.0
@@ -91,7 +91,7 @@ class Noise:
     phases: int = 0
 
     def factors(self, rng: random.Random) -> Iterator[float]:
-        """Return by how much longer each step takes."""
+        """Yield the factor by which each step is longer."""
         left, slow = 0, 1.0
         while True:
             if left:
@@ -116,7 +116,7 @@ def read_recorded() -> list[RecordedText]:
 
 
 def step_seconds(num_tokens: int) -> float:
-    """Return how long a step takes."""
+    """Return the duration of a step by its number of tokens."""
     (size, cost), *rest = COSTS
     slope = 0.0
     for next_size, next_cost in rest:
@@ -128,11 +128,11 @@ def step_seconds(num_tokens: int) -> float:
 
 
 class Replay:
-    """Lets texts be generated as they were, and tells how long that takes.
+    """Replays texts on the real scheduler and proposer, and computes how long generating them takes.
 
-    :param looks_back: whether speculation is on; otherwise texts with predictions alone get drafts
-    :param noise: how uneven the times of steps are
-    :param seed: of that noise
+    :param looks_back: whether speculation is on; otherwise only texts with predictions get drafts
+    :param noise: random delays of steps
+    :param seed: seed of the noise
     """
 
     def __init__(self, *, looks_back: bool = True, noise: Noise = QUIET, seed: int = 0) -> None:
@@ -147,10 +147,10 @@ class Replay:
         self._next_id = 0
 
     def run(self, texts: Sequence[RecordedText], *, predicts: bool = False) -> float:
-        """Generate texts side by side.
+        """Generate texts concurrently.
 
-        :param predicts: give predictions of them
-        :returns: how many times as long that would take without drafts
+        :param predicts: pass the texts' predictions
+        :returns: the speed-up by drafts
         """
         answers: dict[int, Sequence[int]] = {}
         for text in texts:
@@ -160,7 +160,7 @@ class Replay:
                 prediction_token_ids=text.prediction if predicts else (),
                 sampling=SamplingParams.deterministic(),
                 max_tokens=len(text.answer),
-                cache_keys=(CacheKey(b"%d" % self._next_id),),  # nothing is guessed from an earlier answer
+                cache_keys=(CacheKey(b"%d" % self._next_id),),  # no drafts from earlier answers
             )
             answers[self._next_id] = text.answer
             self._scheduler.add(TokenSequence(self._next_id, request))
@@ -173,7 +173,7 @@ class Replay:
         return plain / seconds
 
     def _step(self, answers: dict[int, Sequence[int]]) -> float:
-        """Run a step, and return how long it takes; 0 if it computes prompts."""
+        """Run a step, and return its duration; 0 if it computes prompts."""
         sequences = self._scheduler.decoding
         for sequence, drafts in zip(sequences, self._proposer.propose(sequences), strict=True):
             sequence.draft_token_ids = drafts
@@ -198,9 +198,9 @@ class Replay:
 
 
 def replay_sessions(noise: Noise, seed: int) -> dict[str, list[float]]:
-    """Let sessions be as they were, and return by what was asked how many times as fast as without drafts texts came.
+    """Replay sessions of several kinds, and return the speed-ups by drafts, by kind.
 
-    :param seed: of the noise
+    :param seed: seed of the noise
     """
     recorded = read_recorded()
     edits, prose = ([text for text in recorded if text.kind == kind] for kind in ("edits", "prose"))
@@ -223,7 +223,7 @@ def replay_sessions(noise: Noise, seed: int) -> dict[str, list[float]]:
 
 
 def as_table(found: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
-    """Return the medians and the least, by noise and by what was asked."""
+    """Return medians and minima, by noise and kind of session."""
     table = Table(title="times the rate without drafts: median (least)")
     table.add_column("")
     for name in found:
@@ -234,7 +234,7 @@ def as_table(found: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
 
 
 async def record(name: str) -> list[RecordedText]:
-    """Let a model answer every second edit, and the requests for prose."""
+    """Let a model answer every second edit, and all requests for prose."""
     chosen = benchmark_model(name)
     checkpoint = open_checkpoint(chosen.source)
     assert checkpoint.metadata is not None, "only GGUF files have their tokenizer inside"
@@ -259,7 +259,7 @@ def main(
     record_with: Annotated[str | None, typer.Option("--record", help="Record the texts with this model")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many times each session is replayed")] = 5,
 ) -> None:
-    """Replay recorded texts through what proposes drafts."""
+    """Replay recorded texts through the proposer of drafts."""
     if record_with is not None:
         texts = [asdict(text) for text in asyncio.run(record(record_with))]
         RECORDED.write_text("[\n" + ",\n".join(json.dumps(text, separators=(",", ":")) for text in texts) + "\n]\n")

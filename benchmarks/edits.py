@@ -1,4 +1,4 @@
-"""List edits of this project's own code, for which a model writes the whole new code."""
+"""List edits of this project's code, for which a model has to write the whole new code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Edit:
 
     :ivar path: the file, relative to the package
     :ivar name: the function or class
-    :ivar instruction: what to do with it
+    :ivar instruction: the instruction for the model
     """
 
     path: str
@@ -30,9 +30,9 @@ class Edit:
 
     @property
     def code(self) -> str:
-        """Return the code as it is now.
+        """Return the current code.
 
-        :raises LookupError: there is none of that name
+        :raises LookupError: there is no function or class of that name
         """
         source = (_SOURCE / self.path).read_text(encoding="utf-8")
         for node in ast.parse(source).body:
@@ -44,7 +44,7 @@ class Edit:
 
     @property
     def question(self) -> str:
-        """Return what the model is asked."""
+        """Return the prompt."""
         return (
             f"{self.instruction} Change nothing else. Answer with the whole new code in one block, and with nothing "
             f"but that.\n\n{self.prediction}"
@@ -52,7 +52,7 @@ class Edit:
 
     @property
     def prediction(self) -> str:
-        """Return what somebody expects who knows the old code: the same, in a block."""
+        """Return the predicted answer: the old code, in a code block."""
         return f"```python\n{self.code}\n```"
 
 
@@ -88,4 +88,4 @@ EDITS: Final = (
         "build/sizing.py", "resolve_engine_config", "Write a docstring of three sentences instead of the present one."
     ),
 )
-"""Each is answered by 250 to 480 tokens, most of them as they were."""
+"""Answers have 250 to 480 tokens, most of them unchanged from the old code."""

@@ -1,10 +1,10 @@
-"""Measure how fast an encoder makes vectors of texts, beside transformers in padded batches.
+"""Compare an encoder's embedding speed with transformers in padded batches.
 
 python -m benchmarks.encoder_speed --shape base
 
-The model has random weights: a BERT, or a ModernBERT, most of whose layers see a window of a text. There are 200 texts
-of 22 to 252 tokens. transformers gets them as sentence-transformers would give them: sorted by length, 32 at a time.
-All take turns.
+The model has random weights: a BERT, or a ModernBERT, most of whose layers have sliding windows. There are 200 texts of
+22 to 252 tokens. transformers gets them as from sentence-transformers: sorted by length, in batches of 32. All take
+turns.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _write_model(directory: Path, shape: str) -> None:
     torch.manual_seed(0)
     fields = {"model_type": "bert", "vocab_size": _VOCAB_SIZE, "num_attention_heads": 12, **SHAPES[shape]}
     for token in ("pad", "bos", "eos", "cls", "sep"):
-        fields[f"{token}_token_id"] = 0  # a ModernBERT's own are beyond this vocabulary
+        fields[f"{token}_token_id"] = 0  # ModernBERT's ids are beyond this vocabulary
     model: Any = AutoModel
     model.from_config(AutoConfig.for_model(**fields)).save_pretrained(directory)
     backend = tokenizers.Tokenizer(models.WordPiece(vocab={"[UNK]": 0}))

@@ -1,7 +1,7 @@
-"""Judge encoders of transformers, for benchmarks.support_table.
+"""Test encoders of transformers, for benchmarks.support_table.
 
-An encoder runs if a tiny checkpoint of it with random weights, saved as the class that predicts masked words, gives the
-hidden states that transformers gives: of several texts in one step as of each alone, in float32.
+An encoder passes if a tiny checkpoint of it with random weights, saved as the masked-language class, gives the same
+hidden states as transformers in float32, for several texts in one step as for each alone.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _ALIKE: Final = 1e-4
 
 
 def judge_encoder(model_type: str) -> Outcome:
-    """Try one encoder."""
+    """Test one encoder."""
     try:
         content = tiny_config(model_type, is_decoder=False).to_dict() | {
             "architectures": [MODEL_FOR_MASKED_LM_MAPPING_NAMES[model_type]]
         }
-    except Exception as error:  # configs that check themselves have errors of many classes
+    except Exception as error:  # configs validate themselves with errors of many classes
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         return Outcome(model_type, Verdict.REFUSED, f"no config of it can be made here ({reason})")
     try:
-        open_door(content, torch.float32)  # before there is a model: some are large however small their texts' part is
+        open_door(content, torch.float32)  # before making the model: some stay large even with a tiny text config
         reference = tiny_encoder(model_type)
         model = _load(reference, content)
     except UnsupportedArchitectureError as error:
@@ -61,14 +61,14 @@ def judge_encoder(model_type: str) -> Outcome:
 
 
 def encoder_class_of(model_type: str) -> Any:
-    """Return the class that transformers has for it."""
+    """Return transformers' class of an encoder."""
     return getattr(transformers, MODEL_FOR_MASKED_LM_MAPPING_NAMES[model_type])
 
 
 def tiny_encoder(model_type: str, auto: Any = AutoModelForMaskedLM, **changes: Any) -> PreTrainedModel:
-    """Make a tiny model that predicts masked words.
+    """Make a tiny masked-language model.
 
-    :param auto: finds another class that has the encoder
+    :param auto: the Auto class that finds the model's class
     :param changes: fields of its config
     """
     return tiny_model(model_type, auto, is_decoder=False, **changes)

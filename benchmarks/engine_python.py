@@ -1,11 +1,11 @@
-"""Measure the engine's own Python: what a decode step costs when the model costs nothing.
+"""Measure the engine's Python overhead: the cost of a decode step with a runner that only waits.
 
 python -m benchmarks.engine_python --streams 16 --streams 64 --streams 256
 
-Everything between a request and its reader is the same as in an application, except for the runner: it waits for as
-long as a device would compute, and returns random tokens. Figures are CPU time, of the worker's thread by part of a
-step, and of the event loop's thread: waiting, for the interpreter's lock too, is only in the wall time. Each part's
-figure includes about a microsecond of measuring it.
+Everything between a request and its reader is the same as in an application, except for the runner: it waits as long as
+a device would compute, and returns random tokens. Figures are CPU time, of the worker thread by part of a step, and of
+the event loop's thread. Waiting, for the GIL too, is only part of the wall time. Measuring adds about a microsecond to
+each part's figure.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ _WARM_UP_STEPS: Final = 20
 _REST: Final = "worker, the rest"
 _GARBAGE: Final = "garbage collection"
 PARTS: Final = ("schedule", "runner", "update", "output", "publish", "stats", "engine, the rest", _REST)
-"""These parts make up a step on the worker's thread; garbage collection is missing, because not every step has it."""
+"""The parts of a step on the worker thread, without garbage collection, which not every step has."""
 _ON_LOOP: Final = "event loop: delivery"
 _WALL: Final = "wall"
 
 
 class RandomTokens:
-    """Waits as a device would, and then draws tokens.
+    """Stands in for a runner: waits as long as a device would, and then draws random tokens.
 
     :param token_ids: the tokens to draw from
-    :param seconds: the time that a step takes
+    :param seconds: duration of a step
     """
 
     def __init__(self, token_ids: Sequence[int], seconds: float) -> None:
@@ -83,13 +83,13 @@ class RandomTokens:
 
 
 class StepClock:
-    """Measures CPU time by part of a step; each nanosecond counts once, for the innermost part that was running.
+    """Measures CPU time by part of a step; nested time counts only for the innermost part.
 
-    It counts steps that hold a decode of every stream and nothing else, after the first few.
+    Only steps that decode one token of every stream are counted, after a warm-up.
 
-    :param num_steps: the number of steps to count
-    :ivar nanoseconds: the time of all counted steps, by part
-    :ivar steps: the steps counted so far
+    :param num_steps: number of steps to count
+    :ivar nanoseconds: time of all counted steps, by part
+    :ivar steps: number of steps counted so far
     """
 
     def __init__(self, num_streams: int, num_steps: int) -> None:
@@ -106,7 +106,7 @@ class StepClock:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Time the parts of every engine while the context lasts, which begins on the event loop's thread."""
+        """Time the parts of every engine within this context, which must be entered on the event loop's thread."""
         parts: list[tuple[type[Any], str, str]] = [
             (Worker, "_take_commands", _REST),
             (Worker, "_publish", "publish"),
@@ -126,7 +126,7 @@ class StepClock:
             yield
 
     def _collecting(self, phase: str, _info: dict[str, int]) -> None:
-        # A collection happens wherever the threshold is reached: that part is not to be blamed for it.
+        # A garbage collection runs in whichever part reaches the threshold, so it is counted separately.
         if threading.get_ident() != self._loop_thread:
             self._switch(push=_GARBAGE if phase == "start" else None)
 
@@ -153,9 +153,9 @@ class StepClock:
         return watched
 
     def _begin_or_end(self, step: int) -> None:
-        """Begin the clock at the first step to count, and end it after the last.
+        """Start the clock at the first counted step, and stop it after the last.
 
-        :param step: the number of the step that begins now, of those to count
+        :param step: number of the step that begins now, among the counted ones
         """
         if step not in (0, self._num_steps):
             return
@@ -210,12 +210,12 @@ def _text_tokens(tokenizer: Tokenizer) -> list[int]:
 
 
 async def measure(text: TextProcessor, *, num_streams: int, num_steps: int, seconds: float) -> StepClock:
-    """Read that many streams side by side, chunk by chunk.
+    """Read ``num_streams`` concurrent streams, chunk by chunk.
 
-    :param seconds: the time that the runner takes for a step
+    :param seconds: the runner's duration of a step
     :returns: the clock, with ``num_steps`` steps counted
     """
-    # A few for the prompts' steps, a few to warm up, a few for streams that began a step before the last of them.
+    # More steps for prefill, for the warm-up, and because streams do not all begin in the same step.
     num_tokens = num_steps + 3 * _WARM_UP_STEPS
     sampling = SamplingParams(temperature=0, max_len=num_tokens, ignore_eos=True)
     runner = RandomTokens(_text_tokens(text.tokenizer), seconds)

@@ -21,24 +21,24 @@ __all__ = ["ENGINES", "OWN", "engines_for", "installed_engines", "python_of"]
 _FILES: Final = (Path(__file__).parent / "engines").glob("[!_]*.py")
 
 OWN: Final = "paged_sdk"
-"""The engine that is compared with its peers; other ways to run it begin with the same name and are no peers."""
+"""This project's engine. Names that begin with it are other ways to run it, not peers."""
 
 ENGINES: Final = tuple(sorted((path.stem for path in _FILES), key=lambda name: (not name.startswith(OWN), name)))
 
-# Written last, with what was installed: an environment without it is not whole.
+# Written last, with the installed packages: an environment without it is incomplete.
 _MARKER: Final = "installed.txt"
 
 
 def installed_engines(isa: str | None = None) -> list[str]:
-    """Return this project, and the peers whose environments exist as their files now demand them.
+    """Return this project, and the peers whose environments exist and are up to date.
 
-    :param isa: an instruction set that they can be held to; None: any engine
+    :param isa: return only engines that can be limited to this instruction set; None: any engine
     """
     return [name for name in engines_for(isa) if _is_installed(name, isa)]
 
 
 def engines_for(isa: str | None) -> tuple[str, ...]:
-    """Return the engines that can be held to an instruction set; None: all."""
+    """Return the engines that can be limited to an instruction set; None: all."""
     return ENGINES if isa is None else tuple(name for name in ENGINES if isa in engine_class(name).ISAS)
 
 
@@ -64,7 +64,7 @@ def _install(engine: str, isa: str | None) -> None:
     kind, directory = engine_class(engine), _directory(engine, isa)
     subprocess.run([sys.executable, "-m", "venv", directory], check=True)
     pip = [str(python_of(engine, isa)), "-m", "pip"]
-    # A wheel that pip has built for another instruction set has the same name.
+    # A cached wheel built for another instruction set would have the same name.
     fresh = ["--no-cache-dir"] if kind.BUILT_FOR_ISA else []
     variables = kind.build_variables(instruction_sets()) if isa is None else kind.ISAS[isa]
     subprocess.run([*pip, "install", "--quiet", *fresh, *kind.REQUIREMENTS], check=True, env=os.environ | variables)

@@ -1,4 +1,4 @@
-"""Write a model's first layers as a model of its own: a draft model with the same tokens."""
+"""Write a model's first layers as a separate model: a draft model with the same vocabulary."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Measure what it is worth that tokens which a schema forces take no steps of their own.
+"""Measure the gain from drafting the tokens that a JSON schema forces, instead of generating each in its own step.
 
 python -m benchmarks.forced_json --model smollm2    messages to a shop, described in compact JSON, 1, 4 and 16 at a time
 
-One model is loaded. It answers each message with forced tokens as drafts and, in turns, with one token in each step.
+One model answers each message with forced tokens as drafts and, in turns, with one token per step.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ _MESSAGES: Final = (
 
 @frozen
 class Report:
-    """Holds how long answers took with forced tokens and without, by how many there were at a time.
+    """Holds speeds with and without forced tokens as drafts, by number of concurrent answers.
 
-    :ivar speed_ups: how many times as fast the same answers came, round by round
+    :ivar speed_ups: speed with forced tokens as drafts relative to without, by round
     :ivar rates: tokens per second, by way
     :ivar num_tokens: tokens of all answers
-    :ivar num_forced: of these, the forced ones
-    :ivar num_different: how many answers were other texts than those without
+    :ivar num_forced: how many of these were forced
+    :ivar num_different: how many answers differ from those without
     """
 
     speed_ups: dict[int, list[float]] = field(factory=dict)
@@ -86,7 +86,7 @@ class Report:
 
 
 class _Switched:
-    """Proposes forced tokens when it is on, and otherwise nothing; and is what proposes nothing else."""
+    """Proposes forced tokens as drafts while ``is_on``, and no drafts otherwise."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -103,7 +103,7 @@ class _Switched:
 
 
 async def _seconds(model: Model, messages: Sequence[str], max_tokens: int) -> tuple[float, list[str], int, int]:
-    """Ask for answers at once, and return how long it took, the answers, and how many tokens there were and forced."""
+    """Generate answers concurrently; return the seconds, the answers, and the numbers of tokens and forced tokens."""
     constraint = Constraint.json_schema(_SCHEMA, compact=True)
     sampling = SamplingParams(temperature=0.0, max_len=max_tokens)
     question = f"Describe a customer's message as JSON of this schema: {json.dumps(_SCHEMA)}\n\nThe message: "
@@ -126,9 +126,9 @@ async def _seconds(model: Model, messages: Sequence[str], max_tokens: int) -> tu
 async def measure(
     builder: TextModelBuilder | GgufModelBuilder, *, streams: Sequence[int], rounds: int, max_tokens: int
 ) -> Report:
-    """Measure each number of answers at a time.
+    """Measure each number of concurrent answers.
 
-    The prompts are in the prefix cache but for their last tokens, so that what is measured is what generates.
+    The prompts are in the prefix cache except for their last tokens, so that only decode is measured.
     """
     speed_ups: dict[int, list[float]] = {}
     rates: dict[int, dict[str, list[float]]] = {}

@@ -1,6 +1,4 @@
-"""Quantize with ggml's own functions, for comparison: those of the installed peer llama_cpp, without an importance
-matrix.
-"""
+"""Quantize with ggml's functions, of the installed peer llama_cpp and without an importance matrix, for comparison."""
 
 from __future__ import annotations
 

@@ -3,12 +3,12 @@
 python -m benchmarks.greedy_tokens --out after.json [--model smollm2 ...]
 python -m benchmarks.greedy_tokens --compare before.json after.json
 
-A refactoring, and a faster kernel too, has to leave greedy texts as they were. Each model generates from the same
-prompts one after another and all at once, with every way of keeping KV. For texts generated alone the lead of each
-token over the next best is kept as well, so that a comparison can say whether a text that differs was a tie.
+Refactorings and faster kernels must not change greedy texts. Each model generates from the same prompts one after
+another and all concurrently, with every kind of KV cache. For texts generated alone, the lead of each token over the
+second best is stored too, so that a comparison can tell whether a difference was nearly a tie.
 
-Only public names of the package are used: `PYTHONPATH=OTHER/src:. python -m benchmarks.greedy_tokens` measures another
-version. What is generated at once may depend on which requests meet in a step, but not under batch invariance.
+Only public names of the package are used, so `PYTHONPATH=OTHER/src:. python -m benchmarks.greedy_tokens` measures
+another version. Texts generated concurrently may depend on which requests share a step, except with batch invariance.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ Prompt = str | list[int]
 
 @frozen
 class Text:
-    """Holds greedy tokens after one prompt.
+    """Holds the greedy tokens of one prompt.
 
-    :ivar key: the model, the way of keeping KV, alone or together, number of the prompt
-    :ivar leads: by how much the log-probability of each token exceeds the next best one's; empty: not known
+    :ivar key: the model, the kind of KV cache, alone or together, and the prompt's number
+    :ivar leads: log-probability of each token minus that of the second best; empty: not known
     """
 
     key: str
@@ -61,9 +61,9 @@ class Text:
 
 @frozen
 class Case:
-    """Holds one model and what it is asked.
+    """Holds one model and its prompts.
 
-    :ivar num_alone: the number of prompts that are also answered one after another
+    :ivar num_alone: number of prompts that are also answered one after another
     """
 
     name: str
@@ -83,7 +83,7 @@ def _kv_modes(builder: Builder) -> dict[str, Builder]:
 
 
 def _texts() -> list[Prompt]:
-    """Return beginnings of articles, of 5 to 1,500 characters."""
+    """Return the beginnings of articles, of 5 to 1,500 characters."""
     names = sorted(name for name, text in topics.items() if len(text) > 2000)
     return [topics[name].strip()[: 5 + 100 * index] for index, name in enumerate(names[:NUM_TOGETHER])]
 
@@ -98,7 +98,7 @@ def _real_cases(names: Sequence[str]) -> Iterator[Case]:
     for name in names:
         file = model_path(name)
         builder = GgufModelBuilder(file).with_force_cpu()
-        # The larger model's share of the time is as large with fewer prompts.
+        # Fewer prompts for larger models, so that these do not take most of the time.
         prompts, num_alone = (_texts(), 12) if file.stat().st_size < 500e6 else (_texts()[4:8], 4)
         yield Case(name, builder, prompts, num_alone)
 
@@ -133,7 +133,7 @@ async def _tokens(model: Model, prompt: Prompt, *, leads: bool = False) -> tuple
 async def generate(case: Case) -> list[Text]:
     """Generate all texts of one model.
 
-    A build that the package's version refuses is left out, and reported on the standard error stream.
+    Builds that this version of the package refuses are left out, and reported on stderr.
     """
     found = []
     for mode, builder in _kv_modes(case.builder).items():
@@ -153,9 +153,9 @@ async def generate(case: Case) -> list[Text]:
 
 
 def compare(before: Mapping[str, Text], after: Mapping[str, Text], say: Callable[[str], None] = print) -> int:
-    """Say which texts differ, in a line for those of one model that were made in one way, and return their number.
+    """Report which texts differ, in one line per model and way, and return their number.
 
-    Texts that only one side has are counted likewise. They do not count as different.
+    Texts that only one side has are reported too, and do not count as different.
     """
     different: dict[str, list[tuple[int, float | None]]] = defaultdict(list)
     common = before.keys() & after.keys()

@@ -1,7 +1,7 @@
-"""Judge classes of transformers that take images, for benchmarks.support_table.
+"""Test classes of transformers that take images, for benchmarks.support_table.
 
-A class runs if a tiny checkpoint of it with random weights, loaded as any other, says of two images at once what
-transformers' own ``generate`` says of each, by greedy tokens in float32.
+A class passes if a tiny checkpoint of it with random weights gives, for two images at once, the greedy tokens in
+float32 that transformers' ``generate`` gives for each.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ PICTURES: Final = (picture(40, 60), picture(70, 30, seed=1))
 
 
 def judge_images(model_type: str) -> Outcome:
-    """Try one class that takes images."""
+    """Test one class that takes images."""
     if model_type in vision_families():  # which tests/test_vision.py compares with transformers
         return Outcome(model_type, Verdict.RUNS)
     try:
         if not hasattr(image_class_of(model_type), "get_image_features"):
             plan_model({"model_type": model_type}, torch.float32, images=True)
-        # What a class is made of may be refused whatever its images are.
+        # The text model may be refused for a reason that has nothing to do with images.
         plan_model(tiny_image_config(model_type).to_dict(), torch.float32, images=True)
         with tempfile.TemporaryDirectory() as directory:
             reference = make_image_checkpoint(model_type, Path(directory))
@@ -66,7 +66,7 @@ def judge_images(model_type: str) -> Outcome:
 
 
 def answers(directory: Path) -> list[str]:
-    """Return what a checkpoint says of some images: asked at once, in chunks, and of the first of them again."""
+    """Return a checkpoint's answers about some images: all at once, in chunks, and about the first image again."""
     meta = PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(4096))
     builder = VisionModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
     builder = builder.with_paged_attn(meta).with_max_num_batched_tokens(24)
@@ -83,12 +83,12 @@ def answers(directory: Path) -> list[str]:
 
 
 def answers_of_transformers(model: PreTrainedModel, directory: Path) -> list[str]:
-    """Return what transformers says to the same."""
+    """Return transformers' answers to the same prompts."""
     processor = WholeProcessor(directory, model.config.model_type)
     settings = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=_NEW_TOKENS, min_new_tokens=_NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    model.generation_config.eos_token_id = None  # else it would be taken in place of the None above
+    model.generation_config.eos_token_id = None  # otherwise it replaces the None above
     generate: Any = model.generate
     said: list[str] = []
     for image in PICTURES:

@@ -1,7 +1,6 @@
-"""Open the parts of an engine that an application builds, for what cannot be measured through the public API.
+"""Open an engine's parts, for measurements that the public API does not allow.
 
-Only this file of the benchmarks uses private names: what is measured has to be what an application gets, so it is put
-together by the same code.
+Of the benchmarks, only this file uses private names. The engine is assembled by the same code as in an application.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from paged_sdk.types.step import StepRow
 
 __all__ = ["OpenEngine", "open_engine"]
 
-# As many rows of logits at once as the runner makes for prompt_logprobs.
+# The runner's tile of rows of logits for prompt_logprobs.
 _LOGITS_TILE = 64
 
 
 @frozen
 class OpenEngine:
-    """Holds an engine that nobody steps yet.
+    """Holds an engine that has not been started.
 
-    :ivar parts: the parts that :class:`Model` takes
+    :ivar parts: the parts from which :class:`Model` is made
     :ivar backend: the runner's attention backend
     :ivar kv: the scheduler's KV manager
     """
@@ -50,21 +49,23 @@ class OpenEngine:
         return Model(self.parts)
 
     def watch(self, after_prepare: Callable[[], None]) -> None:
-        """Call ``after_prepare`` on the worker thread whenever a step has taken its KV memory."""
-        assert self.runner._parts is not None
-        self.runner._parts = evolve(self.runner._parts, backend=_WatchedBackend(self.backend, after_prepare))
+        """Call ``after_prepare`` on the worker thread whenever a step has allocated its KV memory."""
+        assert self.runner._step_runner is not None
+        self.runner._step_runner = evolve(
+            self.runner._step_runner, backend=_WatchedBackend(self.backend, after_prepare)
+        )
 
     @property
     def model_class(self) -> type:
-        """Return the class of the model that the runner runs."""
-        assert self.runner._parts is not None
-        return type(self.runner._parts.model)
+        """Return the class of the runner's model."""
+        assert self.runner._step_runner is not None
+        return type(self.runner._step_runner.model)
 
     @property
     def bits_per_weight(self) -> float:
-        """Return the bits that a weight of the layers' matrices takes, experts' apart."""
-        assert self.runner._parts is not None
-        model = self.runner._parts.model
+        """Return the bits per weight of the layers' matrices, without experts."""
+        assert self.runner._step_runner is not None
+        model = self.runner._step_runner.model
         decoder = model._model if isinstance(model, FusedDecoderModel) else model
         assert isinstance(decoder, DecoderModel)
         linears = [linear for layer in decoder.layers for linear in layer.linears]
@@ -74,13 +75,13 @@ class OpenEngine:
     def logits(self, token_ids: Sequence[int], *, chunk: int, streams: int = 1) -> Tensor:
         """Compute the logits after every token of a text.
 
-        :param chunk: tokens per step: the engine's budget for its prefill path, 1 for its decode path, on which all
-            tokens count as generated
-        :param streams: sequences that compute the same text side by side
+        :param chunk: tokens per step: the engine's token budget for its prefill path; 1 for its decode path, on which
+            all tokens count as generated
+        :param streams: number of sequences that compute the same text in one batch
         :returns: float32 ``[len(token_ids), vocab_size]``, the logits of the first sequence
         """
-        assert self.runner._parts is not None
-        model = self.runner._parts.model
+        assert self.runner._step_runner is not None
+        model = self.runner._step_runner.model
         tiles = []
         num_prompt = 0 if chunk == 1 else len(token_ids)
         tables = [self._kv_ids(len(token_ids), stream) for stream in range(streams)]
@@ -94,7 +95,7 @@ class OpenEngine:
                 context = StepContext(attention=self.backend.prepare(rows))
                 positions = torch.arange(start, start + len(tokens))
                 hidden = model.forward(tokens.repeat(streams), positions.repeat(streams), context)
-                # Decodes come to the head together, as they do in a step.
+                # As in a step, all decode rows reach the output projection together.
                 heads = hidden if chunk == 1 else hidden[: len(tokens)]
                 tiles += [model.logits(tile)[: len(tokens)] for tile in torch.split(heads, _LOGITS_TILE)]
         return torch.cat(tiles)
@@ -111,8 +112,8 @@ def open_engine(builder: TextModelBuilder) -> OpenEngine:
     parts = load_parts(builder.source, builder.settings, read_environment())
     runner = parts.engine._runner
     assert isinstance(runner, ModelRunner)
-    assert runner._parts is not None
-    return OpenEngine(parts, runner, runner._parts.backend, parts.engine._kv)
+    assert runner._step_runner is not None
+    return OpenEngine(parts, runner, runner._step_runner.backend, parts.engine._kv)
 
 
 class _WatchedBackend(AttentionBackend):

@@ -1,10 +1,10 @@
-"""Count the instructions of the Triton kernels' innermost loops, without a GPU: compiled code, not a measurement.
+"""Count the instructions of the Triton kernels' innermost loops in compiled code, without a GPU.
 
 python -m benchmarks.instruction_counts --capability 90 --only attention --only Q4_K
 
-Loops of attention take a tile of keys in each turn, and those of products some weights. The figures are instructions
-of one warp in one turn, by kind, and for products those of all threads for each weight. Kinds differ in what they
-take: conversions of single numbers have a unit of their own, which is slower than others.
+An iteration of attention's loop takes a tile of keys, and one of a product's loop some weights. The figures are a
+warp's instructions per iteration, by kind, and for products also the instructions of all threads per weight. Kinds
+differ in throughput: conversions of single numbers run on a separate, slower unit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Case", "as_table", "attention_cases", "counts", "kind_of", "linear_c
 
 Case: TypeAlias = tuple[str, Callable[[], object]]
 
-_LEAST: Final = 32  # shorter loops are of no interest
+_LEAST: Final = 32  # shorter loops are ignored
 
 _OPCODES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -57,7 +57,7 @@ _INTEGER: Final = "integer"
 
 
 def kind_of(instruction: Instruction) -> str:
-    """Return the kind of an instruction; what no list has moves or computes integers."""
+    """Return the kind of an instruction; instructions that no list has move data or compute integers."""
     return _KINDS.get(instruction.opcode.split(".")[0], _INTEGER)
 
 
@@ -66,9 +66,9 @@ def _empty(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def attention_cases(heads: tuple[int, int, int] = (32, 8, 128)) -> Iterator[Case]:
-    """Yield decodes and chunks of prompts over caches of each kind.
+    """Yield decode and prefill chunks over caches of each kind.
 
-    :param heads: query heads, KV heads, elements of a head
+    :param heads: number of query heads, number of KV heads, and head_dim
     """
     from paged_sdk.kernels.triton.paged_attention import paged_attention
 
@@ -102,7 +102,7 @@ def linear_cases(names: Sequence[str] = ("Q4_K", "Q6_K", "Q8_0")) -> Iterator[Ca
     from paged_sdk.kernels.triton.quantized_linear import quantized_linear
 
     for name in names:
-        for num_rows in (1, 4, 16, 64, 255):  # from 256 on the matrix is decoded first
+        for num_rows in (1, 4, 16, 64, 255):  # from 256 rows on, the matrix is dequantized first
             x = _empty(num_rows, 4096, dtype=torch.bfloat16)
             yield f"{name}, {num_rows} rows", partial(quantized_linear, x, _matrix(name))
 
@@ -111,12 +111,12 @@ def _matrix(name: str) -> TritonBlockMatrix:
     tensor_type = tensor_type_of(name)
     form = BLOCK_FORMATS[tensor_type]
     blocks = torch.empty(4096, 4096 // form.elements * form.num_bytes, dtype=torch.uint8)
-    # Moved afterwards: without CUDA, torch takes no slices of what is said to be there.
+    # Moved afterwards: without CUDA, torch cannot slice tensors on the pretended device.
     return repack(BlockMatrix(tensor_type, blocks)).to(DEVICE)
 
 
 def counts(case: str, kernel: CompiledKernel) -> Iterator[dict[str, Any]]:
-    """Yield a row for each loop that multiplies matrices; if there is none, for the longest loop."""
+    """Yield a row for each loop that multiplies matrices; if there is none, one for the longest loop."""
     loops = [loop for loop in innermost_loops(kernel.instructions()) if len(loop) >= _LEAST]
     chosen = [loop for loop in loops if any(kind_of(each) == "matrix" for each in loop)]
     for loop in chosen or sorted(loops, key=len)[-1:]:
@@ -134,7 +134,7 @@ def counts(case: str, kernel: CompiledKernel) -> Iterator[dict[str, Any]]:
 
 
 def _weights(kernel: CompiledKernel) -> int | None:
-    """Return how many weights a turn of a kernel's loop takes; None: it is no product with a quantized matrix."""
+    """Return how many weights an iteration takes; None: the kernel is not a product with a quantized matrix."""
     constants = kernel.constants
     if "block_c" not in constants or "block_n" not in constants:
         return None

@@ -1,4 +1,4 @@
-"""Measure one type of in-situ quantization, in a process of its own: memory that others have used says nothing then.
+"""Measure one type of in-situ quantization, in a separate process, so that memory of other types does not count.
 
 python -m benchmarks.isq_row SETTINGS        as `benchmarks.isq_table` runs it
 """
@@ -31,10 +31,10 @@ from paged_sdk.weights.checkpoint import open_checkpoint
 __all__ = ["DENSE", "Errors", "Loading", "RowSettings", "TypeFigures", "measure_type", "quantization_errors"]
 
 DENSE = "bfloat16"
-"""The name of the row without quantization, beside which the others' tokens are timed."""
+"""The name of the row without quantization, against which decode of the others is timed."""
 
-_SAMPLING = 0.004  # seconds
-_ROWS = 256  # of each matrix whose error is measured
+_SAMPLING = 0.004  # seconds between samples of the memory in use
+_ROWS = 256  # rows of each matrix whose errors are measured
 _MATRICES = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
 
 Made = TypeVar("Made")
@@ -42,13 +42,13 @@ Made = TypeVar("Made")
 
 @frozen(kw_only=True)
 class RowSettings:
-    """Says what a process measures.
+    """Holds what a process measures.
 
     :ivar path: the dense model
-    :ivar isq: the type's name; :data:`DENSE`: none
-    :ivar expected: a file with the ids of a text's tokens and the reference's logits
-    :ivar output: generated tokens of each timed text; 0: none is timed
-    :ivar rounds: timed texts of each model
+    :ivar isq: name of the type; :data:`DENSE`: no quantization
+    :ivar expected: a file with a text's token ids and the reference's logits
+    :ivar output: generated tokens per timed text; 0: no timing
+    :ivar rounds: timed texts per model
     """
 
     path: str
@@ -61,10 +61,10 @@ class RowSettings:
 
 @frozen(kw_only=True)
 class Loading:
-    """Says what loading a model took, in memory of the process's own: pages of mapped files do not count.
+    """Holds the memory of loading a model, beyond that of the process before; pages of mapped files do not count.
 
-    :ivar peak_mib: most of it at one time, beyond what the process had before
-    :ivar held_mib: what is left when the model is loaded
+    :ivar peak_mib: peak during loading
+    :ivar held_mib: memory of the loaded model
     """
 
     seconds: float
@@ -74,11 +74,11 @@ class Loading:
 
 @frozen(kw_only=True)
 class Errors:
-    """Holds root mean squares of errors over matrices of the first, the middle and the last layer.
+    """Holds root mean square errors over matrices of the first, the middle and the last layer.
 
-    :ivar relative: that of the type, to the weights' own
-    :ivar to_ggml: that of the type, to that of ggml's own quantizer of the same type; None: it has no such type, or is
-        not there
+    :ivar relative: error relative to the root mean square of the weights
+    :ivar to_ggml: error relative to that of ggml's quantizer for the same type; None: it has no such type, or is not
+        installed
     """
 
     relative: float
@@ -87,14 +87,14 @@ class Errors:
 
 @frozen(kw_only=True)
 class TypeFigures:
-    """Holds what one type reached.
+    """Holds the figures of one type.
 
-    :ivar bits: bits of a weight in the layers' matrices, scales and padding included
-    :ivar mean_kl: Kullback-Leibler divergence from float32 over a text, on the path of a prompt, in nats
-    :ivar top1: share of positions whose likeliest token is the same
-    :ivar tokens_per_second: one stream of generated tokens, the best of several texts; None: not measured
-    :ivar times_dense: by how many times the best text in :data:`DENSE`, in turns with these, was slower
-    :ivar loading: None where the system does not say what memory is the process's own
+    :ivar bits: bits per weight of the layers' matrices, including scales and padding
+    :ivar mean_kl: mean Kullback-Leibler divergence from float32 over a text, on the prefill path, in nats
+    :ivar top1: fraction of positions whose likeliest token is the same
+    :ivar tokens_per_second: decode speed of one stream, the best of several texts; None: not measured
+    :ivar times_dense: speed relative to the best text in :data:`DENSE`, measured in turns
+    :ivar loading: None if the system does not report a process's private memory
     """
 
     bits: float
@@ -118,8 +118,8 @@ def measure_type(
     """Measure a builder's model.
 
     :param expected: the reference's logits of the text, ``[len(token_ids), vocab_size]``
-    :param dense: the model beside which tokens are timed; None: alone
-    :param output: generated tokens of each timed text; 0: none is timed
+    :param dense: a model to time in turns with this one; None: time this one alone
+    :param output: generated tokens per timed text; 0: no timing
     """
     engine, loading = _watched(lambda: open_engine(builder))
     found = divergence(expected, engine.logits(token_ids, chunk=engine.parts.config.max_num_batched_tokens))
@@ -143,7 +143,7 @@ def measure_type(
 
 
 def quantization_errors(path: Path, isq: IsqType, ggml: GgmlQuantizer | None) -> Errors:
-    """Quantize some rows of a dense model's matrices, and say how far they are off."""
+    """Quantize some rows of a dense model's matrices, and return the errors."""
     checkpoint = open_checkpoint(path)
     source, last = checkpoint.source, int(checkpoint.config["num_hidden_layers"]) - 1
     library = load() if why_not() is None else None
@@ -166,7 +166,7 @@ def quantization_errors(path: Path, isq: IsqType, ggml: GgmlQuantizer | None) ->
 
 
 def _watched(make: Callable[[], Made]) -> tuple[Made, Loading | None]:
-    """Make something and watch the process's own memory meanwhile."""
+    """Call a function, and measure the process's private memory during the call."""
     before = _own_mib()
     if before is None:
         return make(), None
@@ -191,7 +191,7 @@ def _watched(make: Callable[[], Made]) -> tuple[Made, Loading | None]:
 
 
 def _own_mib() -> float | None:
-    """Return the resident memory that is no file's; None: the system does not say."""
+    """Return the resident memory without mapped files, in MiB; None: the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -204,7 +204,7 @@ def main(settings: RowSettings) -> TypeFigures:
     torch.set_num_threads(settings.num_threads)
     text = torch.load(settings.expected)
     token_ids: list[int] = text["token_ids"]
-    # The pool of keys and values is to be small beside the weights.
+    # Keeps the KV pool small in comparison with the weights.
     length = max(len(token_ids), 64 + settings.output)
     builder = TextModelBuilder(settings.path).with_num_threads(settings.num_threads)
     builder = builder.with_max_model_len(length).with_max_num_seqs(1)

@@ -1,10 +1,10 @@
-"""Measure every type of in-situ quantization: size, distance from float32, decode speed against bfloat16, the time and
-memory that loading takes, and errors beside llama.cpp's quantizer.
+"""Measure every type of in-situ quantization: size, divergence from float32, decode speed against bfloat16, time and
+memory of loading, and errors relative to llama.cpp's quantizer.
 
 python -m benchmarks.isq_table --model smollm2                   every type
-python -m benchmarks.isq_table --model qwen1.5b --types Q4K      one, into the table of those measured before
+python -m benchmarks.isq_table --model qwen1.5b --types Q4K      one type, added to the table measured before
 
-The model is the file's weights in bfloat16, as a checkpoint. Each type is measured in a process of its own.
+The model is a checkpoint of the file's weights in bfloat16. Each type is measured in a separate process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HEADINGS: Final = (
 
 
 def shown(rows: dict[str, dict[str, Any]], title: str) -> Table:
-    """Return measured rows as a table, those of fewest bits first."""
+    """Return measured rows as a table, sorted by bits per weight."""
     table = Table(title=title)
     for heading in _HEADINGS:
         table.add_column(heading, justify="right" if heading else "left")
@@ -55,7 +55,7 @@ def shown(rows: dict[str, dict[str, Any]], title: str) -> Table:
 
 
 def _expected(path: Path, target: Path, num_tokens: int, num_threads: int) -> None:
-    """Write the ids of a text's tokens and the float32 model's logits."""
+    """Write a text's token ids and the float32 model's logits."""
     torch.set_num_threads(num_threads)
     reference = open_engine(TextModelBuilder(path).with_num_threads(num_threads).with_dtype("float32"))
     token_ids = reference.parts.text.tokenizer.encode(prose(), add_special_tokens=False)[:num_tokens]

@@ -1,8 +1,8 @@
-"""Time kernels of two builds of the native library in turns: `python -m benchmarks.kernels_beside OTHER`.
+"""Compare kernels of two builds of the native library in turns: `python -m benchmarks.kernels_beside OTHER`.
 
-On a shared host a kernel takes up to twice as long from one minute to the next, and two runs of
-`benchmarks.kernels_cpu` cannot be compared. Here the builds take turns call by call, in one process, so that their
-ratio is known to a few percent. OTHER is the `libpaged_kernels.so` of a version with the same structures.
+On a shared host, a kernel's time may double from one minute to the next, so two runs of `benchmarks.kernels_cpu` cannot
+be compared. Here the builds take turns call by call, in one process, which gives their ratio to a few percent. OTHER is
+the `libpaged_kernels.so` of a version with the same structures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attrs import frozen
 from torch import Tensor
 
 from benchmarks.kernels_cpu import BLOCK_SIZE, attend_next, copies_of, multiply_next, paged_caches, random_weight
-from paged_sdk.kernels.attention_inputs import LayerCache, Products
+from paged_sdk.kernels.attention_inputs import LayerCache, Precision
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, open_library, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PACKED_TYPES
@@ -38,10 +38,10 @@ _LEAST_CALLS: Final = 8
 
 @frozen
 class Ratio:
-    """Holds what calls in turns have shown.
+    """Holds the result of calls in turns.
 
-    :ivar times_as_fast: the first build beside the second, in the median pair of calls
-    :ivar seconds: the median seconds of a call of each
+    :ivar times_as_fast: speed of the first build relative to the second: the median over pairs of calls
+    :ivar seconds: median seconds per call of each build
     """
 
     times_as_fast: float
@@ -53,7 +53,7 @@ class Ratio:
 
 
 def in_turns(own: Callable[[], object], other: Callable[[], object], seconds: float) -> Ratio:
-    """Call both in turns for so many seconds, each first as often as the other."""
+    """Call both functions in turns for some seconds, alternating which one is first."""
     times: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + seconds
     while len(times[0]) < _LEAST_CALLS or time.perf_counter() < end:
@@ -70,10 +70,10 @@ def linear_cells(
     num_rows: Sequence[int],
     seconds: float,
 ) -> Iterator[tuple[int, Ratio]]:
-    """Compare products with weights of a block format, for each number of rows of the other factor."""
+    """Compare products with weights of a block format, for each number of activation rows."""
     rows, cols = _SHAPE
     copies = copies_of(random_weight(builds[0].library, tensor_type, rows, cols))
-    half = len(copies) // 2  # copies between the builds: neither finds the other's in a cache
+    half = len(copies) // 2  # offset between the builds' copies, so that neither warms the other's cache
     for count in num_rows:
         x = torch.randn(count, cols)
 
@@ -91,12 +91,13 @@ def attention_cells(
     contexts: Sequence[tuple[int, int]],
     seconds: float,
 ) -> Iterator[tuple[int, int, Ratio]]:
-    """Compare attention of so many last tokens of a text of so many, over bfloat16 pages.
+    """Compare attention over bfloat16 pages.
 
-    :param heads: query heads, KV heads and elements of a head
+    :param heads: number of query heads, number of KV heads, and head_dim
+    :param contexts: pairs of a number of query tokens and the context's length, these included
     """
     num_heads, num_kv_heads, head_dim = heads
-    shape = AttentionShape(*heads, scale=head_dim**-0.5, products=Products.INT8)
+    shape = AttentionShape(*heads, scale=head_dim**-0.5, precision=Precision.INT8)
     for tokens, context in contexts:
         blocks = -(-context // BLOCK_SIZE)
         caches = paged_caches(builds[0], (blocks, BLOCK_SIZE, num_kv_heads, head_dim), 2)

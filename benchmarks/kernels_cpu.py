@@ -1,9 +1,9 @@
 """Time the native CPU kernels: `python benchmarks/kernels_cpu.py [PART ...] [--isa LEVEL] [--threads N]`.
 
-Every figure is the best of several rounds, beside its limit in the same run: a plain read of the same bytes for linear
-layers, experts and quantizers, oneDNN's int8 product for those of many rows, torch's own matrix product for attention.
-Weights stream from memory, not from a cache: copies of each matrix are used in turn, 512 MB in all, and every call has
-other experts.
+Every figure is the best of several rounds, with a limit measured in the same run: a plain read of the same bytes for
+linear layers, experts and quantizers; oneDNN's int8 product for linear layers of many rows; torch's matrix product for
+attention. Weights are read from memory, not from a cache: copies of each matrix, 512 MB in total, are used in turn, and
+every call has other experts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor
 
-from paged_sdk.kernels.attention_inputs import LayerCache, Products
+from paged_sdk.kernels.attention_inputs import LayerCache, Precision
 from paged_sdk.kernels.native.experts import NativeExperts
-from paged_sdk.kernels.native.huge_pages import HUGE_PAGE, HugePages
+from paged_sdk.kernels.native.huge_pages import HugePages
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import DENSE_TYPES, PACKED_TYPES, PackedWeight, pack_dense, pack_gguf
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, native_paged_attention
 from paged_sdk.kernels.native.quantize import quantize_blocks
+from paged_sdk.kernels.own_pages import HUGE_PAGE
 from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS
 
 STREAMED_BYTES = 512 << 20
@@ -49,7 +50,7 @@ def best(run: Callable[[], object], calls: int = 1) -> float:
 
 def random_weight(library: NativeLibrary, tensor_type: int, rows: int, cols: int) -> PackedWeight:
     form = BLOCK_FORMATS[tensor_type]
-    # Bytes below 60 make small positive float16 scales wherever they lie.
+    # Bytes below 60 make small positive float16 scales at any place.
     raw = torch.randint(0, 60, (rows, cols // form.elements * form.num_bytes), dtype=torch.uint8)
     return pack_gguf(library, raw, tensor_type, rows, cols)
 
@@ -59,12 +60,12 @@ def multiply_next(layers: Iterator[NativeLinear], x: Tensor, out: Tensor) -> Non
 
 
 def copies_of(weight: PackedWeight) -> list[PackedWeight]:
-    """Make as many copies as do not fit into any cache."""
+    """Make enough copies to exceed any cache."""
     return [evolve(weight, data=weight.data.clone()) for _ in range(STREAMED_BYTES // weight.num_bytes)]
 
 
 def read_next(words: Iterator[Tensor]) -> None:
-    """Add up a matrix as int64: the plain read that a kernel's time is compared with."""
+    """Sum a matrix as int64: the plain read with which a kernel's time is compared."""
     next(words).sum()
 
 
@@ -174,16 +175,16 @@ def multiply_experts(experts: NativeExperts, x: Tensor, weights: Tensor, ids: It
 
 
 def product_rate(dtype: torch.dtype) -> float:
-    """Return the FLOP/s of torch's matrix product, which attention's products are compared with."""
+    """Return the FLOP/s of torch's matrix product, with which attention's products are compared."""
     size = 1024
     left, right = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
     return 2 * size**3 / best(partial(F.linear, left, right))
 
 
 def paged_caches(workspace: Workspace, size: tuple[int, int, int, int], count: int) -> list[LayerCache]:
-    """Make as many layers' pages, in huge pages as in an engine's pool that has filled."""
+    """Make the pages of ``count`` layers, in huge pages as in an engine's full pool."""
     caches = [LayerCache(torch.randn(size).bfloat16(), torch.randn(size).bfloat16()) for _ in range(count)]
-    seconds = itertools.count()  # a clock on which so much time goes by that every call makes pages
+    seconds = itertools.count()  # a clock that advances enough for every call to make huge pages
     for cache in caches:
         pages = HugePages(workspace.library, [cache.key, cache.value], clock=lambda: float(next(seconds)))
         for _ in range(cache.key.nbytes // HUGE_PAGE):
@@ -205,8 +206,8 @@ def read_cache(caches: Iterator[LayerCache]) -> None:
 
 def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
     num_heads, num_kv_heads, head_dim = heads
-    limits = {Products.FLOAT32: product_rate(torch.float32)}
-    limits |= dict.fromkeys((Products.BFLOAT16, Products.INT8), product_rate(torch.bfloat16))
+    limits = {Precision.FLOAT32: product_rate(torch.float32)}
+    limits |= dict.fromkeys((Precision.BFLOAT16, Precision.INT8), product_rate(torch.bfloat16))
     print(
         f"paged attention, {num_heads} heads / {num_kv_heads} of {head_dim}, bfloat16 pages: us, GFLOP/s "
         f"(share of torch's product), GB/s of pages (share of a plain read); products of float32 | bfloat16 | int8"
@@ -224,7 +225,7 @@ def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
         blocks = -(-context // BLOCK_SIZE)
         size = (sequences * blocks, BLOCK_SIZE, num_kv_heads, head_dim)
         read = 4 * sequences * context * num_kv_heads * head_dim
-        # One token reads its pages from memory, as many layers in turn do.
+        # A single token must read its pages from memory, as in a model of many layers.
         caches = paged_caches(workspace, size, STREAMED_BYTES // read if tokens == 1 else 1)
         batch = VarlenBatch(
             torch.arange(sequences + 1, dtype=torch.int32) * tokens,
@@ -235,8 +236,8 @@ def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
         operations = 4 * sequences * tokens * (context - tokens / 2) * num_heads * head_dim
         plain = best(partial(read_cache, cycle(caches)), calls=8)
         cells = []
-        for products, limit in limits.items():
-            shape = AttentionShape(num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, products=products)
+        for precision, limit in limits.items():
+            shape = AttentionShape(num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, precision=precision)
             run = partial(attend_next, workspace, query, cycle(caches), batch, shape)
             seconds = best(run, calls=8 if tokens == 1 else 1)
             rate = operations / seconds

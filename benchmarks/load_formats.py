@@ -1,9 +1,9 @@
-"""Measure how long checkpoints take from files in the page cache to weights, packed for the CPU.
+"""Measure loading of checkpoints: from files in the page cache to weights packed for the CPU.
 
 python -m benchmarks.load_formats DIRECTORY... --rounds 6 [--isq Q4K]
 
-Checkpoints take turns. Of each the fastest round is shown, as the wall clock and the processors have it: on a machine
-that others use, the second says more. With ``--isq`` each is quantized, and then read as the first time has kept it.
+Checkpoints take turns. The fastest round of each is shown, in wall time and CPU time; on a shared machine, CPU time is
+more meaningful. With ``--isq`` each is quantized first, and then loaded from the quantization cache.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _CPU = torch.device("cpu")
 
 @frozen
 class _Times:
-    """Holds milliseconds of one loading.
+    """Holds the milliseconds of loading once.
 
-    :ivar wall: from its beginning to its end
-    :ivar processors: of all threads together
+    :ivar wall: wall time
+    :ivar processors: CPU time of all threads
     """
 
     wall: float
@@ -55,7 +55,7 @@ class _Times:
 def _load(path: Path, workspace: Workspace, isq: IsqType | None, kept: Path | None) -> _Times:
     """Load a checkpoint.
 
-    :param kept: the file that keeps what is quantized
+    :param kept: the cache file of quantized weights
     """
     dtype = choose_dtype("auto", _CPU)
     wall, processors = time.perf_counter(), time.process_time()
@@ -87,7 +87,7 @@ def _load(path: Path, workspace: Workspace, isq: IsqType | None, kept: Path | No
 
 
 def _read(path: Path) -> None:
-    """Bring a checkpoint into the page cache."""
+    """Read a checkpoint into the page cache."""
     for file in [path] if path.is_file() else path.glob("*.safetensors"):
         file.read_bytes()
 

@@ -1,4 +1,4 @@
-"""Describe what a figure was measured on."""
+"""Describe the machine that a figure was measured on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def instruction_sets() -> frozenset[str]:
-    """Return what Linux says that the processor has; nothing on other systems."""
+    """Return the processor's instruction sets as Linux lists them; empty on other systems."""
     cpu = _cpu_info()
     return frozenset(cpu.get("flags", cpu.get("Features", "")).split())
 

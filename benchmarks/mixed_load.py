@@ -1,10 +1,10 @@
-"""Measure what a long prompt costs the texts that are being generated beside it, and what these cost the prompt.
+"""Measure how the prefill of a long prompt slows running decodes down, and vice versa.
 
 python -m benchmarks.mixed_load [--model smollm2] [--streams 8] [--prompt 4000] [--rounds 5]
 
-In each round the prompt is answered by itself, then that many streams generate, first among themselves and then beside
+In each round, the prompt first runs alone. Then the streams generate, first alone and then during the prefill of
 another such prompt. The table shows the time between two tokens of a stream, over all streams, and the prompt's time to
-its first token: medians of the rounds, and of each round's ratios. Only public names of the package are used:
+first token: medians of the rounds, and of each round's ratios. Only public names of the package are used, so
 `PYTHONPATH=OTHER/src:. python -m benchmarks.mixed_load` measures another version.
 """
 
@@ -23,23 +23,24 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.models import MODELS, model_path
+from benchmarks.timings import first_token
 from paged_sdk import GgufModelBuilder, Model, SamplingParams
 
 __all__ = ["Round", "main", "measure_round"]
 
 STREAM_PROMPT = 32
-"""Each stream begins with a prompt of so many tokens, short beside what it generates."""
-WARM_UP = 0.5  # seconds that the streams generate before their time counts
+"""Prompt tokens of each stream; few in comparison with the tokens that it generates."""
+WARM_UP = 0.5  # seconds that the streams generate before they are measured
 
 
 @frozen
 class Round:
-    """Holds what one round has shown, in seconds.
+    """Holds the times of one round, in seconds.
 
-    :ivar before: the times between tokens of the streams by themselves
-    :ivar beside: the times between tokens of the streams while the prompt was computed
-    :ivar alone: the prompt's time to its first token with nothing beside it
-    :ivar first: its time to its first token beside the streams
+    :ivar before: times between tokens of the streams alone
+    :ivar beside: times between tokens of the streams during the prefill
+    :ivar alone: the prompt's time to first token alone
+    :ivar first: the prompt's time to first token while the streams run
     """
 
     before: list[float]
@@ -49,12 +50,12 @@ class Round:
 
     @property
     def slower_tokens(self) -> float:
-        """Return by what factor the 99th percentile between tokens is longer beside the prompt."""
+        """Return the factor by which the prefill increases the 99th percentile of the time between tokens."""
         return percentile(self.beside, 99) / percentile(self.before, 99)
 
     @property
     def later_first(self) -> float:
-        """Return by what factor the prompt's first token is later beside the streams."""
+        """Return the factor by which the streams increase the prompt's time to first token."""
         return self.first / self.alone
 
 
@@ -63,17 +64,8 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-async def first_token(model: Model, prompt: list[int]) -> float:
-    """Return how long the first token takes, in seconds."""
-    start = time.perf_counter()
-    async with model.stream_completion_request(prompt, sampling=SamplingParams(max_len=1, ignore_eos=True)) as stream:
-        async for _ in stream:
-            break
-        return time.perf_counter() - start
-
-
 async def read(model: Model, prompt: list[int], times: list[float], begun: asyncio.Event) -> None:
-    """Note the time of each token of a stream until the task is cancelled."""
+    """Record the time of each token of a stream until the task is cancelled."""
     sampling = SamplingParams(temperature=0.0, ignore_eos=True)
     async with model.stream_completion_request(prompt, sampling=sampling) as stream:
         async for _ in stream:
@@ -86,8 +78,8 @@ async def measure_round(
 ) -> Round:
     """Measure one round.
 
-    :param make_prompt: makes a prompt of so many tokens, another one each time
-    :param seconds: how long the streams generate by themselves
+    :param make_prompt: makes a new prompt of a number of tokens
+    :param seconds: how long the streams generate alone
     """
     alone = await first_token(model, make_prompt(num_prompt))
     times: list[list[float]] = [[] for _ in range(num_streams)]

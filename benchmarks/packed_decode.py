@@ -1,8 +1,8 @@
-"""Time generated tokens of checkpoints in 4-bit GPTQ and AWQ beside Q4K, in turns.
+"""Compare decode speed of checkpoints in 4-bit GPTQ and AWQ with Q4K, in turns.
 
 python -m benchmarks.packed_decode --formats gptq,gptq-order,awq
 
-The checkpoints have Qwen2.5-Coder-1.5B's shape and embeddings, which are its output projection too, in float16; codes
+The checkpoints have Qwen2.5-Coder-1.5B's shape, and its embeddings, tied to the output projection, in float16. Codes
 are random, since speed does not depend on them.
 """
 
@@ -28,18 +28,18 @@ from paged_sdk.system.processors import usable_processors
 __all__ = ["packed_matrix", "write_packed"]
 
 _GROUP: Final = 128
-_ZEROS: Final = {"gptq": 0x77777777, "awq": -0x77777778}  # 8 for each code; GPTQ's files hold one less
+_ZEROS: Final = {"gptq": 0x77777777, "awq": -0x77777778}  # zero point 8 for each code; GPTQ files store one less
 
 
 def packed_matrix(form: str, rows: int, cols: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the tensors of a random matrix, by what their names end in.
+    """Return the tensors of a random matrix, by the suffixes of their names.
 
     :param form: ``gptq``, ``gptq-order`` (columns in an order of their own) or ``awq``
     """
     groups, words = cols // _GROUP, rows // 8
     shape = (cols, words) if form == "awq" else (cols // 8, rows)
     codes = torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int64)
-    # A product is about as large as its input.
+    # Keeps products about as large as their inputs.
     scales = (torch.rand(groups, rows, generator=generator) + 0.5) / (4.6 * cols**0.5)
     tensors = {
         ".qweight": codes.int(),
@@ -48,14 +48,14 @@ def packed_matrix(form: str, rows: int, cols: int, generator: torch.Generator) -
     }
     if form != "awq":
         order = torch.arange(cols)
-        if form == "gptq-order":  # the same for all matrices of an input
+        if form == "gptq-order":  # the same for all matrices with this input
             order = torch.randperm(cols, generator=torch.Generator().manual_seed(cols))
         tensors[".g_idx"] = (order // _GROUP).int()
     return tensors
 
 
 def write_packed(form: str, dense: Path, target: Path) -> None:
-    """Write a checkpoint: a dense one's config, tokenizer, norms, biases and embeddings, and random matrices."""
+    """Write a checkpoint with a dense one's config, tokenizer, norms, biases and embeddings, and random matrices."""
     from safetensors.torch import save_file
 
     from paged_sdk.weights.checkpoint import open_checkpoint

@@ -1,4 +1,4 @@
-"""Draw the figures of the benchmarks' pages from their own tables: each image shows the table before it.
+"""Draw the figures of the benchmarks' pages from the pages' tables: each image shows the table before it.
 
 python -m benchmarks.page_plots
 
@@ -49,10 +49,10 @@ text { font: 11px system-ui, sans-serif; fill: #1f2328; }
 
 @frozen
 class Metric:
-    """Holds what was measured of each engine.
+    """Holds one metric of each engine.
 
-    :ivar title: what it is, with its unit
-    :ivar values: the numbers by engine, as the table has them
+    :ivar title: the metric's name and unit
+    :ivar values: the table's numbers by engine
     """
 
     title: str
@@ -60,17 +60,17 @@ class Metric:
 
     @property
     def less_is_better(self) -> bool:
-        """Return whether it is a time or a size."""
+        """Return whether the metric is a time or a size."""
         return _LESS_IS_BETTER.search(self.title) is not None
 
     def share(self, engine: str) -> float:
-        """Return an engine's number as a share of the largest."""
+        """Return an engine's number as a fraction of the largest."""
         numbers = {each: float(value.replace(",", "")) for each, value in self.values.items()}
         return numbers[engine] / max(numbers.values())
 
 
 def figures(page: str) -> Iterator[tuple[str, str, list[Metric]]]:
-    """Give each image's path, its title and what it shows.
+    """Yield each image's path, title and metrics.
 
     :raises ValueError: no row of the table before an image has numbers of two engines
     """

@@ -1,4 +1,4 @@
-"""Say where downloads, peers' environments and results go: never into the repository."""
+"""Returns directories for downloads, peers' environments and results, which never go into the repository."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["cache_directory"]
 
 
 def cache_directory(*parts: str) -> Path:
-    """Return a directory of the benchmark's own in the user's cache, made if it is missing."""
+    """Return a directory of the benchmarks in the user's cache, which is created if missing."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = root.joinpath("paged-sdk", "benchmarks", *parts)
     directory.mkdir(parents=True, exist_ok=True)

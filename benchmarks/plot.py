@@ -24,8 +24,8 @@ _OWN_COLOUR, _OTHER_OWN_COLOUR, _PEER_COLOUR = "#1f6feb", "#8fb8f5", "#b6bcc4"
 def draw(report: dict[str, Any], target: Path) -> None:
     """Write the figure.
 
-    :param report: the content that ``benchmarks.compare`` writes
-    :param target: the file to write, whose suffix says the format
+    :param report: the JSON object that ``benchmarks.compare`` writes
+    :param target: the file to write; its suffix determines the format
     """
     import matplotlib as mpl
 
@@ -56,7 +56,7 @@ def draw(report: dict[str, Any], target: Path) -> None:
         f"{report['model']}: {report['threads']} CPU threads, {machine['cpu']}, median of rounds: {report['rounds']}"
         + (" (quick: no measurement)" if report["quick"] else "")
     )
-    # No date inside: the same figures give the same file.
+    # No date in the file: equal figures give equal files.
     figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)
     plt.close(figure)
 

@@ -1,4 +1,4 @@
-"""Run an engine's process from the driver; it is stopped (SIGSTOP) except while it is asked for something."""
+"""Run an engine's process from the driver. It is stopped (SIGSTOP) except while it executes a command."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _LOG_LINES: Final = 3
 
 
 class EngineFailedError(Exception):
-    """Says that the engine raised, died or did not answer; the message says which."""
+    """Raised if the engine raised, died or did not answer; the message says which."""
 
 
 class EngineProcess:
     """Controls the process of a loaded engine. The constructor returns when the model is loaded.
 
-    All engines of a round are loaded at once, and take turns: between its turns an engine computes nothing, spins on no
-    lock and wakes no thread, because its processes are stopped.
+    All engines of a round stay loaded and take turns. Between its turns, an engine computes nothing, spins on no lock
+    and wakes no thread, because its processes are stopped.
 
     :param log: the file for everything that the engine prints
     :param timeout: seconds that one command may take; an engine that takes longer is ended
-    :param source: a directory of packages that go before those of the engine's environment: another version of it
-    :param apart: run it in a session of its own, not in the driver's: with ``sched_autogroup_enabled``, Linux shares
-        CPUs out among sessions first
-    :param title: the name under which its figures go; None: the engine's
-    :raises EngineFailedError: it could not be loaded
+    :param source: a directory of packages that precede those of the engine's environment: another version of it
+    :param apart: run the engine in a separate session: with ``sched_autogroup_enabled``, Linux divides CPU time among
+        sessions first
+    :param title: the name for its figures; None: the engine's
+    :raises EngineFailedError: the engine could not be loaded
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class EngineProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Return False once the process has ended, by itself or because it did not answer."""
+        """Return False once the process has ended or was ended."""
         return self._process.poll() is None
 
     def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
-        """Do what :meth:`BenchmarkEngine.generate` says, and check that the result is what was requested.
+        """Call :meth:`BenchmarkEngine.generate`, and check that the result is what was requested.
 
-        :raises UnsupportedError: the engine cannot
-        :raises EngineFailedError: it failed
+        :raises UnsupportedError: the engine does not support it
+        :raises EngineFailedError: the engine failed
         """
         result = self.ask("generate", prompts=_as_json(prompts), max_tokens=max_tokens)
         return _checked(result, len(prompts), max_tokens)
@@ -106,10 +106,10 @@ class EngineProcess:
     def generate_on_two(
         self, prompts: Sequence[Prompt], others: Sequence[Prompt], max_tokens: int
     ) -> list[list[RequestTimes]]:
-        """Generate on two models of the engine's process at the same time; the second is loaded the first time.
+        """Generate on two models in the engine's process concurrently; the second one is loaded on the first call.
 
-        :raises UnsupportedError: the engine cannot
-        :raises EngineFailedError: it failed
+        :raises UnsupportedError: the engine does not support it
+        :raises EngineFailedError: the engine failed
         """
         result = self.ask("generate_on_two", prompts=_as_json(prompts), others=_as_json(others), max_tokens=max_tokens)
         return [_checked(times, len(batch), max_tokens) for times, batch in zip(result, (prompts, others), strict=True)]
@@ -129,22 +129,22 @@ class EngineProcess:
         return lags
 
     def idle_cpu(self, prompts: Sequence[Prompt], max_tokens: int, *, after: float, seconds: float) -> float:
-        """Return how many CPUs the engine uses for ``seconds``, from ``after`` seconds after the last token of these
-        prompts on.
+        """Return how many CPUs the idle engine uses for ``seconds``, beginning ``after`` seconds after the last token
+        of these prompts.
         """
         return float(
             self.ask("idle_cpu", prompts=_as_json(prompts), max_tokens=max_tokens, after=after, seconds=seconds)
         )
 
     def peak_memory(self) -> int:
-        """Return the largest resident set of the engine's process so far, in bytes."""
+        """Return the peak resident set of the engine's process, in bytes."""
         return int(self.ask("peak_memory"))
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Wake the engine, have it do something and stop it again.
+        """Wake the engine, let it execute a command, and stop it again.
 
-        :raises UnsupportedError: the engine cannot
-        :raises EngineFailedError: it failed
+        :raises UnsupportedError: the engine does not support it
+        :raises EngineFailedError: the engine failed
         """
         self._signal(signal.SIGCONT)
         try:
@@ -169,7 +169,7 @@ class EngineProcess:
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], timeout)
         if not ready:
-            # An answer that comes later would be taken for that to another command.
+            # A late answer would be taken for the answer to the next command.
             self._end()
             raise EngineFailedError(f"no answer within {timeout:.0f} s")
         line = self._process.stdout.readline()
@@ -183,7 +183,7 @@ class EngineProcess:
         return reply["result"]
 
     def _last_words(self) -> str:
-        # The pipe closes before the traceback is written.
+        # The pipe closes before the traceback is written: wait for the process.
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_ENDING)
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Make text to measure with: the Python language reference, which comes with every Python (pydoc's help topics)."""
+"""Make prompts from the Python language reference, which comes with every Python (pydoc's help topics)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paged_sdk.weights.checkpoint import open_checkpoint
 
 __all__ = ["PromptMaker", "prose", "tokenizer_of"]
 
-# More characters than any tokenizer in use needs for a token of English, with room to spare.
+# Well above the characters per token of English text with any tokenizer in use.
 _CHARACTERS_PER_TOKEN: Final = 16
 
 _PROSE_TOPICS: Final = ("objects", "naming", "import", "exceptions", "debugger", "types")
@@ -35,8 +35,8 @@ def prose() -> str:
 class PromptMaker:
     """Makes prompts of an exact number of tokens.
 
-    Two prompts of different keys share a token or two at most, so that no engine's prefix cache helps except where that
-    is measured.
+    Prompts of different keys have at most a token or two in common at their start, so that no prefix cache helps,
+    except where that is measured.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

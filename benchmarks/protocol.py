@@ -1,9 +1,9 @@
-"""Define what the driver and the engines' processes say to each other: one JSON object per line.
+"""Define the protocol between the driver and the engines' processes: one JSON object per line.
 
 The driver sends ``{"do": ..., ...}``; the engine's process answers each with ``{"result": ...}``,
-``{"unsupported": reason}`` or ``{"failed": reason}``. Its first line, unasked, says that the model is loaded.
+``{"unsupported": reason}`` or ``{"failed": reason}``. Its first line reports that the model is loaded.
 
-Engines run in environments of their own, so this file and ``worker.py`` use the standard library alone.
+Engines run in separate environments, so this file and ``worker.py`` use only the standard library.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from typing import Any, ClassVar, Literal
 __all__ = ["BenchmarkEngine", "EngineSettings", "Format", "LogitsPath", "Prompt", "RequestTimes", "UnsupportedError"]
 
 Format = Literal["gguf", "directory"]
-"""A GGUF file, or a directory of config.json, safetensors and tokenizer.json."""
+"""A GGUF file, or a directory with config.json, safetensors and tokenizer.json."""
 
 LogitsPath = Literal["prefill", "decode"]
 """Logits of a text computed in chunks, or token by token."""
 
 
 class UnsupportedError(Exception):
-    """Says that the engine's Python API cannot do this; the message says why."""
+    """Raised if the engine's Python API does not support an operation; the message says why."""
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Says how to load an engine.
+    """Holds an engine's settings.
 
-    :ivar model: a GGUF file or directory, as the engine's ``FORMATS`` say
+    :ivar model: a GGUF file or directory, according to the engine's ``FORMATS``
     :ivar num_threads: CPU threads
     :ivar max_model_len: tokens in a sequence, prompt and output together
-    :ivar max_num_seqs: sequences at once
-    :ivar dtype: the dtype of a directory's weights, which is also computed in; None: the engine's choice
-    :ivar lookup: the most drafts of a step that the engine looks up in the prompt, if it can; 0: none
-    :ivar isa: the instruction set that the engine is held to, one of its ``ISAS``; None: the best of the processor
+    :ivar max_num_seqs: concurrent sequences
+    :ivar dtype: dtype of a directory's weights and of the computation; None: the engine's choice
+    :ivar lookup: maximum number of draft tokens per step by prompt lookup, if the engine has it; 0: off
+    :ivar isa: instruction set that the engine is limited to, one of its ``ISAS``; None: the processor's best
     """
 
     model: str
@@ -73,14 +73,14 @@ class RequestTimes:
 
 
 class BenchmarkEngine(ABC):
-    """Represents an engine as the benchmark uses it: the constructor loads it, and it runs one batch at a time.
+    """Defines an engine's interface for the benchmark: the constructor loads the model, and one batch runs at a time.
 
-    :cvar REQUIREMENTS: the packages that pip installs into the engine's environment; empty: it runs in this project's
-    :cvar UNWANTED: the packages that come with them and are removed again
-    :cvar FORMATS: the formats that it loads, the preferred one first
-    :cvar ISAS: the instruction sets that it can be held to, and the environment variables that do it
-    :cvar BUILT_FOR_ISA: the variables are for pip, which builds its packages for one instruction set: an environment
-        for each
+    :cvar REQUIREMENTS: packages that pip installs into the engine's environment; empty: it runs in this project's
+    :cvar UNWANTED: packages that are installed as their dependencies and removed again
+    :cvar FORMATS: formats that the engine loads, the preferred one first
+    :cvar ISAS: instruction sets that the engine can be limited to, with the environment variables that do it
+    :cvar BUILT_FOR_ISA: whether these variables are for pip, which builds the engine for one instruction set, so that
+        each needs an environment
     """
 
     REQUIREMENTS: ClassVar[tuple[str, ...]]
@@ -91,10 +91,10 @@ class BenchmarkEngine(ABC):
 
     @classmethod
     def build_variables(cls, instruction_sets: Collection[str]) -> Mapping[str, str]:
-        """Return environment variables for pip where it builds the engine on a processor with these instruction sets,
-        and is not held to one of ``ISAS``: none.
+        """Return environment variables for pip to build the engine for this processor, without a limit to one of
+        ``ISAS``. By default none.
 
-        :param instruction_sets: as Linux names them
+        :param instruction_sets: the processor's instruction sets, as Linux names them
         """
         return {}
 
@@ -109,29 +109,29 @@ class BenchmarkEngine(ABC):
 
     @property
     def process_id(self) -> int:
-        """Return the process that computes, whose memory and CPU time are the engine's: this one, unless it is a
-        server's.
+        """Return the id of the process that computes, whose memory and CPU time are measured: this process, unless the
+        engine is a server.
         """
         return os.getpid()
 
     @abstractmethod
     def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
-        """Greedily generate exactly ``max_tokens`` tokens for each prompt, end tokens ignored, all at once.
+        """Greedily generate exactly ``max_tokens`` tokens for each prompt, ignoring end tokens, all concurrently.
 
-        :raises UnsupportedError: it cannot batch requests
+        :raises UnsupportedError: the engine cannot batch requests
         """
 
     def event_loop_lag(self, prompts: Sequence[Prompt], max_tokens: int, interval: float) -> list[float]:
-        """Return by how many seconds an application's timer fires late while the engine runs these prompts, per
-        ``interval``.
+        """Return the delays, in seconds, of a timer of the application that fires every ``interval`` while the engine
+        runs these prompts.
 
-        :raises UnsupportedError: it has no async API
+        :raises UnsupportedError: the engine has no async API
         """
         raise UnsupportedError("no async API")
 
     def logits(self, token_ids: Sequence[int], path: LogitsPath) -> Any:
         """Return the logits after every token, a numpy array ``[len(token_ids), vocab_size]`` float32.
 
-        :raises UnsupportedError: its API has no logits
+        :raises UnsupportedError: the engine's API has no logits
         """
         raise UnsupportedError("its Python API returns no logits")

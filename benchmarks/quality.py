@@ -1,4 +1,4 @@
-"""Measure quality beside speed: how far this engine, as it runs by default, is from the float32 dequantized model.
+"""Measure quality: the divergence of this engine, with its default settings, from the dequantized model in float32.
 
 python -m benchmarks.quality --model smollm2
 
@@ -46,10 +46,10 @@ _PEER_PATHS: tuple[LogitsPath, ...] = ("prefill", "decode")
 
 @frozen(kw_only=True)
 class BatchDependence:
-    """Says how greedy texts made alone differ from the same texts made among others.
+    """Compares greedy texts generated alone with the same texts generated in a batch.
 
-    :ivar different: the number of texts that were not the same
-    :ivar common_characters: how many characters these shared on average before they differed
+    :ivar different: number of texts that differ
+    :ivar common_characters: mean length of these texts' common beginnings, in characters
     """
 
     texts: int
@@ -58,7 +58,7 @@ class BatchDependence:
 
 
 def own_paths(builder: TextModelBuilder, token_ids: Sequence[int], streams: int) -> Iterator[tuple[str, Tensor]]:
-    """Compute logits by each way that a token can take through the engine."""
+    """Compute logits on each path that a token can take through the engine."""
     engine = open_engine(builder)
     budget = engine.parts.config.max_num_batched_tokens
     yield "prefill", engine.logits(token_ids, chunk=budget)
@@ -67,11 +67,11 @@ def own_paths(builder: TextModelBuilder, token_ids: Sequence[int], streams: int)
 
 
 async def batch_dependence(model: Model, prompts: Sequence[Sequence[int]], max_tokens: int) -> BatchDependence:
-    """Measure how often a text depends on what is computed beside it."""
+    """Measure how often a text depends on the other rows of its batch."""
     sampling = evolve(SamplingParams.deterministic(), max_len=max_tokens)
 
     async def text(prompt: Sequence[int]) -> str:
-        # Without the prefix cache: what is compared is computed.
+        # Reset, so that everything compared is really computed.
         await model.reset_prefix_cache()
         return (await model.send_completion_request(prompt, sampling)).choices[0].text
 
@@ -89,7 +89,7 @@ def _num_common(first: str, second: str) -> int:
 
 
 def _peer_logits(settings: EngineSettings, token_ids: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
-    """Return llama.cpp's logits, computed in its own environment."""
+    """Yield llama.cpp's logits, computed in its own environment."""
     peer = EngineProcess(_PEER, settings, cache_directory("logs") / f"{_PEER}.log", timeout=_TIMEOUT)
     try:
         for path in _PEER_PATHS:

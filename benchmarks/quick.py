@@ -1,13 +1,13 @@
-"""Run `make bench-quick`: measure the working tree beside another version of this project, and say what got slower.
+"""Run `make bench-quick`: compare the working tree with another version of this project, and report what got slower.
 
 python -m benchmarks.quick [--against REVISION] [--save]
 
-Both versions are loaded, each in a process of its own, and take turns task by task; every few rounds both are started
-afresh, since one process may be lucky with its memory. A task is called slower if the ratios of its rounds, taken
-together, are very unlikely for equal speed. The exit status is then 1.
+Both versions are loaded in separate processes and take turns task by task. Every few rounds both are restarted, since a
+process may be lucky with its memory layout. A task is called slower if the ratios of its rounds are very unlikely for
+equal speed. The exit status is then 1.
 
-What was saved of an earlier version on this processor stands beside that, for information: the same figure moves by up
-to a quarter from one quarter of an hour to the next, so only what was measured in turns decides.
+Saved figures of an earlier version on this processor are shown too, for information only: a figure may change by a
+quarter within 15 minutes, so only measurements in turns decide.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ __all__ = ["Comparison", "interval", "main", "verdict"]
 
 TASKS: Final = ("decode-1", "decode-4", "decode-16", "prefix", "peak")
 BESIDE: Final = ("decode-1",)
-"""Tasks that are measured beside a busy process too."""
+"""Tasks that are also measured beside a busy process."""
 
 ROUNDS_PER_START: Final = 2
 LEAST: Final = 0.03
-"""A change by less than this part is no finding, however sure it is: other layouts of the same code make as much."""
+"""Relative changes below this are ignored, even if significant: another layout of the same code changes as much."""
 
 FEWEST: Final = 6
-"""Of fewer ratios nothing is said: the bounds of five are the extremes, and five on one side of 1 are chance once in
-sixteen times."""
+"""Minimum number of ratios for a verdict: with five, the bounds are the extremes, and five ratios on one side of 1
+occur by chance once in 16 times.
+"""
 
 _DRAWS: Final = 2000
 _console = Console(stderr=True, log_path=False, highlight=False)
@@ -62,11 +63,11 @@ _console = Console(stderr=True, log_path=False, highlight=False)
 
 @frozen
 class Interval:
-    """Holds what is known of a ratio.
+    """Holds a median ratio with its confidence interval.
 
-    :ivar low: all but 1 % of the resampled medians are above it
-    :ivar high: all but 1 % are below it
-    :ivar num_ratios: how many it was made of
+    :ivar low: 1st percentile of the resampled medians
+    :ivar high: 99th percentile of the resampled medians
+    :ivar num_ratios: number of ratios
     """
 
     low: float
@@ -76,7 +77,7 @@ class Interval:
 
 
 def interval(ratios: Sequence[float], *, seed: int = 0) -> Interval:
-    """Return the median of ratios, and between what bounds it lies, by the bootstrap (Efron 1979).
+    """Return the median of ratios with its confidence interval, by the bootstrap (Efron 1979).
 
     :param ratios: one per round; at least one
     """
@@ -86,7 +87,7 @@ def interval(ratios: Sequence[float], *, seed: int = 0) -> Interval:
 
 
 def verdict(found: Interval) -> str:
-    """Return ``slower``, ``faster``, or an empty string where the two versions cannot be told apart."""
+    """Return ``slower``, ``faster``, or an empty string if the difference is not significant."""
     if found.num_ratios < FEWEST:
         return ""
     if found.high < 1 and found.middle < 1 - LEAST:
@@ -99,9 +100,9 @@ def verdict(found: Interval) -> str:
 class Comparison:
     """Measures two versions in turns.
 
-    :param versions: the other one, and the working tree
-    :param busy: one process to measure both beside
-    :ivar values: one figure per round, by version and metric; of the load time one per start
+    :param versions: the other version, and the working tree
+    :param busy: a busy process, beside which both are measured too
+    :ivar values: one figure per round, by version and metric; for the load time, one per start
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Comparison:
         return [LOAD, *(metric for task in self.tasks for metric in task.metrics)]
 
     def start(self, number: int, until: float) -> None:
-        """Start both versions and measure some rounds with them, one at least.
+        """Start both versions and measure some rounds with them, at least one.
 
         :param until: the time by ``time.monotonic()`` after which no further round is begun
         """
@@ -148,12 +149,12 @@ class Comparison:
                     break
 
     def ratios(self, metric: Metric) -> list[float]:
-        """Return by round how much better the working tree is; above 1 it is better, whichever way the metric goes."""
+        """Return the ratio of each round; above 1, the working tree is better, whether lower or higher is better."""
         pairs = zip(*(values[metric.key] for values in self.values), strict=True)
         return [after / before if metric.higher_is_better else before / after for before, after in pairs]
 
     def medians(self) -> dict[str, float]:
-        """Return what the working tree reached, in four digits."""
+        """Return the working tree's medians, with four digits."""
         return {metric.key: float(f"{median(self.values[1][metric.key]):.4g}") for metric in self.metrics}
 
     def _order(self, number: int) -> tuple[int, int]:
@@ -211,7 +212,7 @@ def main(
         comparison = Comparison(versions, settings=settings, sizes=sizes, prompts=prompts, busy=busy)
         shown = progress.add_task("measuring in turns", total=seconds)
         while number < 2 or time.monotonic() < begun + seconds:
-            # Half of the time for the first start: there have to be two, since one may be lucky with its memory.
+            # Half of the time for the first start, so that there are at least two starts.
             comparison.start(number, begun + seconds / (2 if number == 0 else 1))
             number += 1
             progress.update(shown, completed=time.monotonic() - begun)

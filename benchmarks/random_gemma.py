@@ -1,7 +1,7 @@
 """Write a model of gemma3-270M's shape with random weights and a tokenizer of its own, as GGUF files.
 
-Q4_K_M is what llama.cpp makes of this shape: rows of 640 are no whole number of blocks of 256, so most matrices fall
-back to Q5_0 and Q8_0.
+Types are those of llama.cpp's Q4_K_M for this shape: rows of 640 are not a multiple of blocks of 256, so most matrices
+fall back to Q5_0 and Q8_0.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Write models with random weights as GGUF files: nobody has to accept a license for them, and speed does not depend on
-what weights mean.
-"""
+"""Write models with random weights as GGUF files: they need no license, and speed does not depend on the weights."""
 
 from __future__ import annotations
 
@@ -24,12 +22,12 @@ _FILE_TYPES: Final = {"Q4_K_M": 15, "BF16": 32}
 
 @frozen
 class RandomModel:
-    """Describes a model by what its file says.
+    """Describes a model by the content of its file.
 
-    :ivar architecture: the name that llama.cpp has for it
+    :ivar architecture: llama.cpp's name of the architecture
     :ivar settings: metadata, without the architecture's prefix
     :ivar vectors: name, size and value of each norm and bias
-    :ivar matrices: the rest
+    :ivar matrices: all other tensors
     """
 
     architecture: str
@@ -40,9 +38,9 @@ class RandomModel:
     matrices: Sequence[Matrix]
 
     def writer(self, path: Path, tokenizer: Path, file_type: str) -> Any:
-        """Return a writer of ``gguf`` that has everything but the matrices.
+        """Return a ``gguf`` writer that has everything except the matrices.
 
-        :param tokenizer: a GGUF file whose tokenizer it gets, with unused tokens up to ``vocab_size``
+        :param tokenizer: a GGUF file whose tokenizer is copied, with unused tokens up to ``vocab_size``
         :param file_type: ``"Q4_K_M"`` or ``"BF16"``
         """
         import gguf
@@ -68,7 +66,7 @@ class RandomModel:
 
         writer = self.writer(path, tokenizer, "Q4_K_M")
         for name, quantization, shape in self.matrices:
-            # A seed for each tensor, so that its content does not depend on the order.
+            # Seeded by the tensor's name, so that its content does not depend on the order.
             generator = np.random.default_rng(list(name.encode()))
             kind = gguf.GGMLQuantizationType[quantization]
             if kind is gguf.GGMLQuantizationType.F32:
@@ -81,7 +79,7 @@ class RandomModel:
 
 
 def rich_layers(num_layers: int) -> frozenset[int]:
-    """Return the layers whose values and down projections Q4_K_M gives more bits."""
+    """Return the layers whose value and down projections have more bits in Q4_K_M."""
     eighth = num_layers // 8
     return frozenset(
         layer
@@ -91,7 +89,7 @@ def rich_layers(num_layers: int) -> frozenset[int]:
 
 
 def random_blocks(quantization: str, rows: int, cols: int, generator: np.random.Generator) -> Array:
-    """Draw uniform codes, with scales that keep a product as large as its input. -> uint8 [rows, bytes of a row]"""
+    """Draw uniform codes, with scales that keep products as large as their inputs. -> uint8 [rows, bytes of a row]"""
     elements, num_bytes, deviation = {
         "Q8_0": (32, 34, 73.9),
         "Q5_0": (32, 22, 9.2),
@@ -145,7 +143,7 @@ def _add_tokenizer(writer: Any, source: Path, vocab_size: int) -> None:
 
 
 def finish(writer: Any) -> None:
-    """Write what the writer was given, and close it."""
+    """Write the file and close the writer."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

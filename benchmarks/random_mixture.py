@@ -1,7 +1,7 @@
-"""Describe a mixture of experts: eight of Qwen3-30B-A3B's 48 layers, with random weights and few tokens.
+"""Describe a mixture of experts: eight of Qwen3-30B-A3B's 48 layers, with random weights and a small vocabulary.
 
-A layer has 8 of 128 experts for each token, and reads 32 MB of its 350 for one. Random weights choose as evenly as a
-trained router is taught to.
+A layer selects 8 of 128 experts per token, and reads 32 of its 350 MB for one token. A router with random weights
+selects experts as evenly as trained routers are meant to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KV_HEADS: Final = 4
 _HEAD_DIM: Final = 128
 _EXPERTS: Final = 128
 _SELECTED: Final = 8
-_INNER: Final = 768  # of an expert
+_INNER: Final = 768  # intermediate size of an expert
 _VOCAB_SIZE: Final = 49_152
 
 
@@ -33,7 +33,7 @@ def random_mixture() -> RandomModel:
             "context_length": 40_960,
             "embedding_length": _HIDDEN,
             "block_count": _LAYERS,
-            "feed_forward_length": 6144,  # of layers without experts, of which there are none
+            "feed_forward_length": 6144,  # for layers without experts; there are none
             "expert_count": _EXPERTS,
             "expert_used_count": _SELECTED,
             "expert_feed_forward_length": _INNER,

@@ -1,7 +1,7 @@
-"""Describe a model of Qwen2.5-1.5B's shape with random weights, a context of 32,768 and few tokens.
+"""Describe a model of Qwen2.5-1.5B's shape with random weights, a context of 32,768 and a small vocabulary.
 
-It is for long contexts: prompts of 16,000 tokens of the model itself take no longer, and the vocabulary of 152,000, a
-fifth of the weights, says nothing about depth.
+It is for measurements of long contexts, where random weights take as long as trained ones, and the vocabulary of
+152,000, a fifth of the weights, does not matter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VOCAB_SIZE: Final = 49_152
 
 
 def random_qwen() -> RandomModel:
-    """Describe the model; its output projection is the embedding's."""
+    """Describe the model; its output projection is tied to the embedding."""
     return RandomModel(
         architecture="qwen2",
         name="Qwen2.5 1.5B's shape, random weights",

@@ -1,10 +1,10 @@
-"""Measure what Ray Serve adds to a model's streams: one replica beside the same model in this process.
+"""Measure the overhead of Ray Serve: streams of one replica against the same model in this process.
 
     python -m benchmarks.ray_cost
 
-The model says scripted tokens, one for each text every 5 ms, so that what is measured is the way of a token and not
-what computes it. Each figure is the median of five runs, in turn; processor time is that of the process with the face,
-which in the one case has the engine, too.
+The model returns scripted tokens, one per text every 5 ms, so that only the transport of tokens is measured. Each
+figure is the median of five runs, in turns. CPU time is that of the calling process, which in one case also runs the
+engine.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Talker:
 
 @frozen
 class Figures:
-    """Holds what one run has shown.
+    """Holds the figures of one run.
 
-    :ivar step: seconds for each token of a text
-    :ivar processor: seconds of a processor for each token of all texts
-    :ivar first: seconds until the first token, in the median
+    :ivar step: seconds per token of a text
+    :ivar processor: CPU seconds per token of all texts
+    :ivar first: median seconds until the first token
     """
 
     step: float
@@ -50,7 +50,7 @@ class Figures:
 
 
 async def run(model: Model, num_texts: int) -> Figures:
-    """Have texts said at once."""
+    """Generate texts concurrently."""
     firsts: list[float] = []
 
     async def listen(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Measure what vectors and scores of texts cost, against the same texts as prompts that one token follows.
+"""Measure the speed of embedding and scoring texts, against the same texts as prompts of one-token completions.
 
 python -m benchmarks.reading_cost
 """
@@ -39,7 +39,7 @@ async def _as_prompts(model: Model, texts: list[list[int]]) -> None:
 async def _measure(path: str, num_texts: int, length: int, rounds: int) -> None:
     console, generator = Console(), random.Random(0)
     times: dict[str, list[float]] = {}
-    # Nothing is cached but what one call shares within itself.
+    # The prefix cache is reset before each call, so only texts of one call share prefixes.
     async with TextModelBuilder(path).build() as model:
 
         async def time_of(name: str, run: Callable[[], Awaitable[Any]]) -> None:

@@ -1,11 +1,11 @@
-"""Measure what it costs that an engine is in another process than its face, and what replicas bring on a CPU.
+"""Measure the cost of running an engine in another process than its callers, and the gain by replicas on a CPU.
 
     python -m benchmarks.remote_cost messages
     python -m benchmarks.remote_cost streams
 
-``messages``: a step in which so many texts get a token each, on its way from the engine's outbox to the subscriptions:
-in one process, and with a socket between. ``streams``: SmolLM2-135M with 16 streams at once, in this process on all
-threads and as two replicas on half of them each, in turns.
+``messages``: delivery of a step's output, one token for each text, from the engine's outbox to the subscriptions: in
+one process, and over a socket. ``streams``: SmolLM2-135M with 16 concurrent streams, in this process on all threads,
+and as two replicas with half of the threads each, in turns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROUNDS = 3
 
 
 class _Here:
-    """Is a loop that runs everything at once, and a reader that counts."""
+    """Stands in for an event loop that runs callbacks immediately, and for a subscription that counts tokens."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -61,7 +61,7 @@ class _Here:
 
 
 class _Nowhere:
-    """Is a link that carries nothing."""
+    """Stands in for a link to an engine's process; it discards everything."""
 
     def send(self, parcel: Parcel) -> None: ...
 
@@ -70,7 +70,7 @@ class _Nowhere:
 
 
 def fastest(act: Callable[[], object]) -> float:
-    """Return how many microseconds a function takes at best."""
+    """Return the microseconds of a function's fastest call."""
     best = float("inf")
     for _ in range(STEPS):
         start = time.perf_counter()
@@ -80,7 +80,7 @@ def fastest(act: Callable[[], object]) -> float:
 
 
 async def messages() -> None:
-    """Print what a step's output and a request cost."""
+    """Print the microseconds of delivering a step's output."""
     async with fake_model("x") as model:
         stats = model.stats()
         sampling = SamplingParams(temperature=0.0, max_len=64)
@@ -139,7 +139,7 @@ async def messages() -> None:
 
 
 async def tokens_per_second(model: Model) -> float:
-    """Have texts generated at once, and return how many tokens there were a second."""
+    """Generate texts concurrently, and return their total tokens per second."""
     sampling = SamplingParams(temperature=0.0, max_len=LENGTH, ignore_eos=True)
     prompts = [list(range(100 + 64 * number, 164 + 64 * number)) for number in range(STREAMS)]
     start = time.perf_counter()
@@ -172,7 +172,7 @@ async def streams() -> None:
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Run the measurement that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("messages", "streams"))
     anyio.run(messages if parser.parse_args().what == "messages" else streams)

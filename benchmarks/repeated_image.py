@@ -1,4 +1,4 @@
-"""Measure what a question about an image costs the first time, and what a second one about it does.
+"""Measure the time to first token of the first question about an image, and of a second one about the same image.
 
 python -m benchmarks.repeated_image
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Final
@@ -19,7 +18,8 @@ import typer
 from rich.console import Console
 
 from benchmarks.paths import cache_directory
-from paged_sdk import Model, RequestBuilder, SamplingParams, VisionMessages, VisionModelBuilder
+from benchmarks.timings import first_token_about
+from paged_sdk import VisionModelBuilder
 
 __all__ = ["main", "write_model"]
 
@@ -33,7 +33,7 @@ _QUESTIONS: Final = ("What is this?", "Which colors are there?", "How many squar
 
 
 def write_model(directory: Path) -> None:
-    """Write the model, unless it is there."""
+    """Write the model, unless it exists."""
     if (directory / "tokenizer.json").exists():
         return
     import tokenizers
@@ -72,31 +72,22 @@ def write_model(directory: Path) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
-async def _first_token(model: Model, image: Any, question: str) -> tuple[float, int, int]:
-    """Return the seconds until a question's first token, its prompt's tokens, and how many of them were found."""
-    messages = VisionMessages().add_image_message("user", question, image)
-    request = RequestBuilder.from_messages(messages).with_sampling(SamplingParams(temperature=0.0, max_len=1))
-    begun = time.perf_counter()
-    usage = (await model.send_chat_request(request)).usage
-    details = usage.prompt_tokens_details
-    return time.perf_counter() - begun, usage.prompt_tokens, 0 if details is None else details.cached_tokens
-
-
 async def _measure(directory: Path, side: int, rounds: int) -> None:
     console, draw = Console(), np.random.default_rng(0)
     first: list[float] = []
     again: list[float] = []
     async with VisionModelBuilder(directory).with_logging().build() as model:
-        await _first_token(model, draw.integers(0, 256, (side, side, 3), np.uint8), _QUESTIONS[0])
+        await first_token_about(model, draw.integers(0, 256, (side, side, 3), np.uint8), _QUESTIONS[0])
         for _ in range(rounds):
             image = draw.integers(0, 256, (side, side, 3), np.uint8)
-            seconds, num_tokens, _ = await _first_token(model, image, _QUESTIONS[0])
+            seconds, _ = await first_token_about(model, image, _QUESTIONS[0])
             first.append(seconds)
             for question in _QUESTIONS[1:]:
-                seconds, num_tokens, num_found = await _first_token(model, image, question)
+                seconds, usage = await first_token_about(model, image, question)
                 again.append(seconds)
+                cached = usage.prompt_tokens_details.cached_tokens
                 console.print(
-                    f"{num_tokens} tokens, {num_found} found: {seconds:.3f} s, {first[-1]:.3f} s the first time"
+                    f"{usage.prompt_tokens} tokens, {cached} cached: {seconds:.3f} s, {first[-1]:.3f} s the first time"
                 )
     share = median(again) / median(first)
     console.print(f"{side} x {side} pixels: {median(first):.3f} s, then {median(again):.3f} s ({share:.1%})")

@@ -1,14 +1,14 @@
-"""Simulate chats of many tenants on 1 to 10,000 replicas: hit rates, tails, deaths, and what tokens cost.
+"""Simulate chats of many tenants on 1 to 10,000 replicas: hit rates, tail latencies, deaths of replicas, router cost.
 
-    python -m benchmarks.replica_scale hits          four replicas beside one big cache, by way of routing
-    python -m benchmarks.replica_scale rates         how many chats one replica takes
+    python -m benchmarks.replica_scale hits          ways of routing: four replicas against one big cache
+    python -m benchmarks.replica_scale rates         how many chats one replica can serve
     python -m benchmarks.replica_scale size 64       64 replicas with 64 times the tenants and 62 times the chats
     python -m benchmarks.replica_scale size 64 --queues
     python -m benchmarks.replica_scale deaths 100    one in a hundred dies
 
-Replicas run the real scheduler and block manager over a clock; ``--queues`` makes them queues with the same costs. The
-router is the real one. Everything is seeded, so that figures come out the same on any machine, but for the router's own
-time.
+Replicas run the real scheduler and block manager on a simulated clock; ``--queues`` replaces them by queues with the
+same costs. The router is the real one. Everything is seeded, so figures are the same on any machine, except for the
+router's time.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ __all__ = ["Figures", "simulate"]
 app = typer.Typer(add_completion=False, help=__doc__)
 
 TENANTS: Final = 8
-"""Of each replica."""
+"""Tenants per replica."""
 BLOCKS: Final = 2048
-"""65,536 tokens of each replica: 1.9 GB with Qwen2.5-1.5B."""
+"""Blocks per replica: 65,536 tokens, which take 1.9 GB with Qwen2.5-1.5B."""
 
 
 @frozen(kw_only=True)
 class Figures:
-    """Holds what came of a simulation, after its first third. Times are in seconds.
+    """Holds the figures of a simulation, without its first third. Times are in seconds.
 
-    :ivar tokens_per_second: of answers, all replicas together
-    :ivar hit_rate: the share of prompt tokens that were found in a prefix cache
-    :ivar pace_p99: of answers, between two tokens on average
-    :ivar router_us: of the processor's time, for each turn
+    :ivar tokens_per_second: generated tokens of all replicas
+    :ivar hit_rate: fraction of prompt tokens found in a prefix cache
+    :ivar pace_p99: 99th percentile over answers of the mean time between tokens
+    :ivar router_us: CPU time of the router per turn, in microseconds
     """
 
     turns: int
@@ -84,10 +84,10 @@ def simulate(
     deaths: Sequence[int] = (),
     seed: int = 1,
 ) -> Figures:
-    """Run chats through replicas.
+    """Simulate chats on replicas.
 
-    :param rate: chats that begin in a second, all together
-    :param deaths: replicas that die after two thirds of the time
+    :param rate: chats that begin per second, in total
+    :param deaths: numbers of the replicas that die after two thirds of the time
     """
     router = Router([num_blocks] * replicas, block_size=BLOCK_SIZE)
     simulation = Simulation(router, policy)
@@ -106,7 +106,7 @@ def simulate(
 def _figures(simulation: Simulation, seconds: float) -> Figures:
     begin = seconds / 3
     counted = [turn for turn in simulation.turns if turn.arrived_at >= begin]
-    # Who waits still has waited so long at least.
+    # A turn without a first token has waited at least this long.
     first = [(seconds if turn.first_at is None else turn.first_at) - turn.arrived_at for turn in counted]
     begun = [turn for turn in counted if turn.first_at is not None]
     ended = [turn for turn in simulation.turns if turn.ended_at is not None and turn.ended_at >= begin]
@@ -134,7 +134,7 @@ def _p99(values: Sequence[float]) -> float:
 
 @app.command()
 def hits(rate: float = 0.6, seconds: float = 900.0, tenants: int = 32) -> None:
-    """Compare ways of routing on four replicas with one replica that is four times as fast and large."""
+    """Compare ways of routing to four replicas with one replica that is four times as fast and large."""
     print(HEADER)
     big = simulate(1, rate, seconds, tenants=tenants, num_blocks=4 * BLOCKS, speed=4.0, max_num_seqs=128)
     print(big.row("one big cache", 4))
@@ -149,7 +149,7 @@ def hits(rate: float = 0.6, seconds: float = 900.0, tenants: int = 32) -> None:
 def rates(
     values: Annotated[list[float] | None, typer.Argument()] = None, replicas: int = 1, seconds: float = 1800.0
 ) -> None:
-    """Show what one replica makes of several rates of chats."""
+    """Show one replica's figures at several rates of chats."""
     print(HEADER)
     for rate in values or (0.10, 0.14, 0.18, 0.22):
         figures = simulate(replicas, rate * replicas, seconds, tenants=TENANTS * replicas)
@@ -158,7 +158,7 @@ def rates(
 
 @app.command()
 def size(replicas: int, rate: float = 0.15, seconds: float = 600.0, queues: bool = False) -> None:
-    """Show what so many replicas make of a rate of chats for each of them."""
+    """Show the figures of a number of replicas at a rate of chats per replica."""
     print(HEADER)
     figures = simulate(replicas, rate * replicas, seconds, tenants=TENANTS * replicas, queues=queues)
     print(figures.row(f"{replicas:,} replicas", replicas))

@@ -1,4 +1,4 @@
-"""Simulate many replicas: the real scheduler, block manager and router, with a clock in place of a device."""
+"""Simulate many replicas: the real scheduler, block manager and router, with a simulated clock instead of a device."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = ["BLOCK_SIZE", "MOST_TEXTS", "Engine", "Queue", "Replica", "Simulation
 
 BLOCK_SIZE: Final = 32
 MOST_TEXTS: Final = 32
-"""Of one replica at once."""
+"""Maximum number of concurrent sequences of one replica."""
 GREEDY: Final = SamplingParams.deterministic()
 
 
 @define(eq=False)
 class Turn:
-    """Is one request: a turn of a chat.
+    """Holds one request, a turn of a chat. Times are seconds of the simulated clock.
 
-    :ivar num_answer: how many tokens its answer has
-    :ivar num_cached: how many of the prompt's tokens the replica held
+    :ivar num_answer: number of tokens of the answer
+    :ivar num_cached: number of the prompt's tokens that were in the replica's cache
     """
 
     chat: Chat
@@ -52,22 +52,22 @@ class Turn:
 
 
 class Replica(Protocol):
-    """Answers turns."""
+    """Describes a simulated replica, which answers turns."""
 
     def submit(self, turn: Turn) -> None: ...
 
     def die(self) -> list[Turn]:
-        """Answer nothing more, and return what was under way."""
+        """Stop, and return the unfinished turns."""
         ...
 
 
 class Simulation:
-    """Lets chats go through replicas.
+    """Simulates chats on replicas, event by event.
 
-    :param policy: chooses a replica for a turn in the router's place, by its number; None: the router does
+    :param policy: chooses an open replica by its index, instead of the router; None: the router chooses
     :ivar turns: all turns so far
-    :ivar num_lost: turns that ended with their replica amid their answer, and were asked again
-    :ivar router_seconds: what the router took of the processor's time
+    :ivar num_lost: turns that lost their replica during the answer, and were sent again
+    :ivar router_seconds: CPU time of the router
     """
 
     def __init__(self, router: Router, policy: Callable[[int], int] | None = None) -> None:
@@ -82,11 +82,11 @@ class Simulation:
         self._count = count()
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
-        """Do something later."""
+        """Schedule a call on the simulated clock."""
         heapq.heappush(self._events, (self.now + seconds, next(self._count), act))
 
     def run(self, chats: Iterable[Chat], seconds: float) -> None:
-        """Let chats begin, and stop after some seconds."""
+        """Simulate chats for a number of seconds."""
         coming = iter(chats)
 
         def begin(chat: Chat) -> None:
@@ -100,7 +100,7 @@ class Simulation:
         self.now = seconds
 
     def kill(self, replicas: Iterable[int]) -> None:
-        """Let replicas die. What has been heard is lost, and asked again; the rest goes elsewhere."""
+        """Let replicas die. Turns without output are sent to other replicas; the others are lost and sent again."""
         for number in replicas:
             self._router.close(number)
             for turn in self.replicas[number].die():
@@ -114,14 +114,14 @@ class Simulation:
                     self._send(again)
 
     def started(self, turn: Turn, num_cached: int) -> None:
-        """Be told of a turn's first token."""
+        """Record a turn's first token."""
         turn.first_at, turn.num_cached = self.now, num_cached
         start = time.thread_time()
         self._router.started(_route(turn))
         self.router_seconds += time.thread_time() - start
 
     def ended(self, turn: Turn, answer: Sequence[int]) -> None:
-        """Be told of a turn's end."""
+        """Record a turn's end, and schedule the chat's next turn."""
         turn.ended_at = self.now
         start = time.thread_time()
         self._router.finished(_route(turn), len(answer))
@@ -159,9 +159,10 @@ class Simulation:
 
 
 class Engine:
-    """Answers turns with the real scheduler and block manager (a :class:`Replica`). Steps take what they cost.
+    """Answers turns with the real scheduler and block manager (a :class:`Replica`). Durations of steps come from
+    :class:`Costs`.
 
-    :param speed: how many times as fast steps are
+    :param speed: factor by which steps are faster
     """
 
     def __init__(
@@ -239,14 +240,14 @@ class Engine:
 
 
 class Queue:
-    """Answers turns as a queue with the same costs (a :class:`Replica`), where schedulers would be too many.
+    """Answers turns by a queue model with the same costs (a :class:`Replica`), for simulations with too many replicas
+    to run their schedulers.
 
-    Prompts are computed one after the other, beside texts at two thirds of the speed. All texts have a token in each
-    step, which takes as long as one of so many texts does, and three times as long while a prompt is computed. The
-    least recently used blocks go first.
+    Prompts are computed one after another, at two thirds of the speed if texts are running. Every running text gets a
+    token per step; steps take three times as long during prefill. The least recently used blocks are evicted first.
 
-    :ivar _tokens: how many tokens a text would have that has been here from the start
-    :ivar _texts: turns that are being answered, with the number of ``_tokens`` at which they end
+    :ivar _tokens: number of tokens generated per text since the start
+    :ivar _texts: turns that are being answered, with the value of ``_tokens`` at which each ends
     """
 
     def __init__(self, simulation: Simulation, costs: Costs, *, num_blocks: int) -> None:
@@ -276,10 +277,10 @@ class Queue:
         return [turn for turn, _ in self._waiting] + [turn for _, _, turn in self._texts]
 
     def _use(self, hashes: Sequence[bytes]) -> int:
-        """Return how many blocks are there, and have all."""
+        """Return how many leading blocks are cached, and put all blocks into the cache."""
         blocks, keys = self._blocks, [int.from_bytes(name[:8], "little") for name in hashes]
         num_found = next((place for place, key in enumerate(keys) if key not in blocks), len(keys))
-        for key in reversed(keys):  # a prompt's first blocks are used last, as in a pool
+        for key in reversed(keys):  # first blocks last, so that they are evicted last, as in a pool
             blocks[key] = None
             blocks.move_to_end(key)
         while len(blocks) > self._num_blocks:
@@ -291,14 +292,14 @@ class Queue:
         return 3 * seconds if self._is_computing else seconds
 
     def _count_tokens(self) -> None:
-        """Be told that something is about to change."""
+        """Update ``_tokens`` to the current time; called before the speed changes."""
         now = self._simulation.now
         if self._texts:
             self._tokens += (now - self._counted_at) / self._step_seconds()
         self._counted_at = now
 
     def _compute(self) -> None:
-        """Compute the next prompt, if one waits and there is room for its text."""
+        """Start the next prefill, if a turn waits and fewer than ``MOST_TEXTS`` texts run."""
         self._is_computing = bool(self._waiting) and len(self._texts) < MOST_TEXTS
         if self._is_computing:
             turn, num_cached = self._waiting[0]
@@ -311,7 +312,7 @@ class Queue:
         self._await_end()
 
     def _begin(self) -> None:
-        """Let the prompt that was computed be answered."""
+        """Start the answer to the prompt that was computed."""
         if self._is_dead:
             return
         self._count_tokens()
@@ -323,7 +324,7 @@ class Queue:
         self._compute()
 
     def _await_end(self) -> None:
-        """Wait for the text that ends first, as long as nothing changes."""
+        """Schedule the end of the text that ends first; obsolete if the speed changes before."""
         self._num_changes += 1
         if self._texts:
             num_changes = self._num_changes

@@ -1,4 +1,4 @@
-"""Make the chats of many tenants by rules, and say what steps cost, for simulated replicas."""
+"""Generate random chats of many tenants, and model the duration of steps, for simulated replicas."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ VOCABULARY: Final = range(150_000)
 
 @frozen
 class Costs:
-    """Says how long a step takes.
+    """Models the duration of a step, in milliseconds.
 
-    :ivar texts_ms: a step of so many texts, by their number
-    :ivar token_ms: a prompt's token beside them, without attention
-    :ivar pair_ms: attention of a prompt's token to one token before it
-    :ivar key_ms: the same of a text's token
+    :ivar texts_ms: pairs of a number of decoding sequences and the duration of a step with these
+    :ivar token_ms: duration per prompt token, without attention
+    :ivar pair_ms: attention of one prompt token to one earlier token
+    :ivar key_ms: attention of one decoded token to one earlier token
     """
 
     texts_ms: tuple[tuple[int, float], ...]
@@ -32,18 +32,18 @@ class Costs:
     key_ms: float
 
     def texts_seconds(self, num_texts: float) -> float:
-        """Return how long a step of so many texts takes; between measured numbers on a straight line."""
+        """Return the duration of a decode step, interpolated linearly between measured numbers of sequences."""
         points = self.texts_ms
         place = min(max(bisect_left(points, (num_texts, 0.0)), 1), len(points) - 1)
         (few, fast), (many, slow) = points[place - 1], points[place]
         return (fast + (num_texts - few) * (slow - fast) / (many - few)) / 1e3
 
     def step_seconds(self, num_texts: int, num_keys: int, num_tokens: int, num_pairs: float) -> float:
-        """Return how long a step takes.
+        """Return the duration of a step.
 
-        :param num_keys: tokens before those of the texts, all together
-        :param num_tokens: of prompts
-        :param num_pairs: of these with tokens before them
+        :param num_keys: total context length of the decoding sequences
+        :param num_tokens: prompt tokens in the step
+        :param num_pairs: pairs of one of these with an earlier token of its prompt
         """
         texts = self.texts_seconds(num_texts) if num_texts else 0.0
         return texts + (num_keys * self.key_ms + num_tokens * self.token_ms + num_pairs * self.pair_ms) / 1e3
@@ -57,15 +57,15 @@ after 4,000 tokens."""
 
 @frozen(kw_only=True)
 class ChatRules:
-    """Says what chats are like.
+    """Holds the distribution of chats.
 
-    :ivar tenants: how many there are; the k-th has 1/k of the first one's chats
-    :ivar chats_per_second: how many begin, at random times
-    :ivar system_tokens: the shortest and the longest system prompt of a tenant
-    :ivar turns: how many turns a chat has on average; each may be the last with the same probability
-    :ivar turn_tokens: the median of what a user says; a tenth says 3.6 times as much
-    :ivar answer_tokens: the median of answers; a tenth is 3.6 times as long
-    :ivar pause: seconds between an answer and the next turn on average
+    :ivar tenants: number of tenants; the k-th has 1/k of the first one's chats
+    :ivar chats_per_second: rate at which chats begin (a Poisson process)
+    :ivar system_tokens: shortest and longest system prompt of a tenant
+    :ivar turns: mean number of turns per chat; each turn is the last with the same probability
+    :ivar turn_tokens: median length of a user's message; a tenth is 3.6 times as long
+    :ivar answer_tokens: median length of an answer; a tenth is 3.6 times as long
+    :ivar pause: mean seconds between an answer and the next turn
     """
 
     tenants: int
@@ -79,10 +79,10 @@ class ChatRules:
 
 @define(eq=False)
 class Chat:
-    """Is one conversation.
+    """Holds one conversation.
 
-    :ivar tokens: what has been said, the system prompt included
-    :ivar turns_left: how many turns are to come
+    :ivar tokens: all tokens so far, including the system prompt
+    :ivar turns_left: number of further turns
     """
 
     rules: ChatRules
@@ -93,18 +93,18 @@ class Chat:
     num_lost: int = field(default=0)
 
     def say(self) -> int:
-        """Add what the user says; return how long the answer will be."""
+        """Add a user's message; return the length of its answer."""
         self.turns_left -= 1
         self.tokens.extend(_tokens(self.random, _length(self.random, self.rules.turn_tokens, 400)))
         return _length(self.random, self.rules.answer_tokens, 600)
 
     def pause(self) -> float:
-        """Return after how many seconds the user goes on."""
+        """Return the seconds until the user's next message."""
         return self.random.expovariate(1 / self.rules.pause)
 
 
 def chats(rules: ChatRules, seconds: float, *, seed: int) -> Iterator[Chat]:
-    """Return the chats that begin within some seconds, in order."""
+    """Return the chats that begin within a number of seconds, in order."""
     rng = Random(seed)
     systems: list[list[int] | None] = [None] * rules.tenants
     weights = list(accumulate(1 / place for place in range(1, rules.tenants + 1)))

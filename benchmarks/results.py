@@ -1,4 +1,4 @@
-"""Gather the figures of a run round by round, and compute medians and ratios."""
+"""Collect the figures of a run by round, and compute medians and ratios."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Ratio", "Results", "as_text"]
 
 
 def as_text(figure: float) -> str:
-    """Format a figure with four digits, or with all those before the point."""
+    """Format a figure with four significant digits, or as an integer if that has more."""
     return f"{figure:,.0f}" if abs(figure) >= 1000 else f"{figure:.4g}"
 
 
 @frozen
 class Ratio:
-    """Compares this project with the best peer; above 1 this project is better, whichever way the metric goes."""
+    """Compares this project with the best peer; above 1, this project is better, whether lower or higher is better."""
 
     peer: str
     value: float
@@ -29,12 +29,12 @@ class Ratio:
 
 @frozen
 class Results:
-    """Holds what the engines of a run reached.
+    """Holds the figures of a run's engines.
 
     :ivar metrics: the metrics, in the order of the table
     :ivar engines: the engines' versions by name
     :ivar values: one figure per round, by engine and metric
-    :ivar reasons: why there is no figure, by engine and metric
+    :ivar reasons: why a figure is missing, by engine and metric
     """
 
     metrics: Sequence[Metric]
@@ -48,7 +48,7 @@ class Results:
             self.values.setdefault(engine, {}).setdefault(key, []).append(value)
 
     def add_reason(self, engine: str, metrics: Sequence[Metric], reason: str) -> None:
-        """Note why a task gave no figures."""
+        """Record why a task gave no figures."""
         for metric in metrics:
             self.reasons.setdefault(engine, {})[metric.key] = reason
 

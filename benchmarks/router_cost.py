@@ -1,9 +1,9 @@
-"""Measure what the router costs: time per request, and memory when it remembers all it may.
+"""Measure the router's cost: time per request, and memory when it remembers the maximum number of prefixes.
 
     python -m benchmarks.router_cost
 
-Prompts have 2,048 tokens in 64 blocks, of which 40 are one of 100 tenants' and 24 have never been seen; a request is
-routed, starts, and ends. Each figure is the median of many requests, and the best of three runs.
+Prompts have 2,048 tokens in 64 blocks: 40 of one of 100 tenants, and 24 new ones. A request is routed, starts, and
+ends. Each figure is the median over many requests, and the best of three runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REQUESTS = 5_000
 
 
 def microseconds(replicas: int) -> float:
-    """Return the median time of a request with so many replicas."""
+    """Return the median time per request with a number of replicas."""
     rng, router = Random(1), Router([4096] * replicas)
     tenants = [[rng.randbytes(32) for _ in range(40)] for _ in range(100)]
     live: deque[Route] = deque()
@@ -42,7 +42,7 @@ def microseconds(replicas: int) -> float:
 
 
 def megabytes() -> tuple[float, int]:
-    """Return what a full router takes, and how many prefixes it remembers."""
+    """Return the megabytes of a full router, and how many prefixes it remembers."""
     rng = Random(1)
     tenants = [[rng.randbytes(32) for _ in range(16)] for _ in range(500)]
     tracemalloc.start()

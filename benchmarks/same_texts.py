@@ -1,10 +1,10 @@
-"""Count how often a greedy text is another one when it is asked for again, or among others.
+"""Count how often greedy texts change when they are generated again, or in a batch with others.
 
 python -m benchmarks.same_texts --model smollm2 --prompts 200
 
-Every prompt is asked three times, one after another: the first time nothing of it is cached. Then it is asked among
-others that begin together, and beside the prefill of a long one. A text counts as the same if its tokens are; what the
-logprobs of the first token moved by is reported too.
+Every prompt is sent three times in succession; the first time, nothing of it is cached. Then it is sent together with
+others, and during the prefill of a long prompt. Texts are equal if their tokens are; the change of the first token's
+logprob is reported too.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = ["Difference", "measure"]
 
 _SHORTEST: Final = 5
 _LONGEST: Final = 200
-_LONG: Final = 3000  # tokens of the prompt that others are asked beside
+_LONG: Final = 3000  # tokens of the long prompt
 
 
 @frozen(kw_only=True)
 class Difference:
-    """Says how texts differ from those that were asked for first, alone.
+    """Compares texts with those that were generated first, alone.
 
-    :ivar different: how many of ``texts`` do not have the same tokens
-    :ivar moved: how many have other logprobs somewhere, as their tokens may be the same all the same
-    :ivar first_token: the largest difference of a first token's logprob
+    :ivar different: how many of ``texts`` have other tokens
+    :ivar moved: how many have another logprob anywhere, even if their tokens are equal
+    :ivar first_token: largest difference of a first token's logprob
     """
 
     texts: int
@@ -58,7 +58,7 @@ class _Text:
 
 
 def _prompts(token_ids: Sequence[int], count: int) -> list[list[int]]:
-    """Cut prompts of all lengths out of a text, none of which begins another."""
+    """Cut prompts of random lengths out of a text, from different places, so that none is a prefix of another."""
     draw = random.Random(0)
     starts = draw.sample(range(len(token_ids) - _LONGEST), count)
     return [list(token_ids[start : start + draw.randint(_SHORTEST, _LONGEST)]) for start in starts]
@@ -104,9 +104,9 @@ def _difference(expected: Sequence[_Text], texts: Sequence[_Text]) -> Difference
 async def measure(
     model: Model, token_ids: Sequence[int], *, prompts: int, num_tokens: int, streams: Sequence[int]
 ) -> dict[str, Difference]:
-    """Ask for texts alone, again, among others and beside long prefills.
+    """Generate texts alone, again, batched with others, and during long prefills.
 
-    :param token_ids: the tokens of a text that prompts are cut from
+    :param token_ids: tokens of a text from which prompts are cut
     """
     asked = _prompts(token_ids, prompts)
     first = [await _ask(model, prompt, num_tokens) for prompt in asked]

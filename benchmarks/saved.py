@@ -1,4 +1,4 @@
-"""Keep what versions of this project reached, in a file for each processor, and find what was reached last."""
+"""Save figures of versions of this project, in a file per processor, and find the last saved ones."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MACHINE: Final = ("cpu", "cpu_family", "cpus", "instruction_sets", "memory_gib"
 class Saved:
     """Holds the medians of one version.
 
-    :ivar version: its commit
-    :ivar day: when it was measured
-    :ivar load_average: what else ran on the machine then
-    :ivar figures: by the metric's key
+    :ivar version: the version's commit
+    :ivar day: date of the measurement
+    :ivar load_average: the machine's load average at that time
+    :ivar figures: figures by the metric's key
     """
 
     version: str
@@ -36,26 +36,26 @@ class Saved:
 def file_of(machine: Mapping[str, Any], directory: Path = DIRECTORY) -> Path:
     """Return the file of a machine's processor.
 
-    Hosts of virtual machines leave out of a processor's name which one it is ("AMD EPYC"), so its family and model, as
-    Linux has them, are part of the file's.
+    Virtual machines may hide which processor it is ("AMD EPYC"), so the file's name contains the family and model that
+    Linux reports.
     """
     name = f"{machine['cpu']} {machine['cpu_family']} {machine['cpus']} cpus"
     return directory / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
 
 
 def save(path: Path, machine: Mapping[str, Any], model: str, saved: Saved) -> None:
-    """Add what a version reached with a model; what was kept of the same version is replaced."""
+    """Add a version's figures with a model, replacing earlier ones of the same version."""
     kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"models": {}}
     kept["machine"] = {name: machine[name] for name in _MACHINE}
     versions = kept["models"].setdefault(model, {})
-    versions.pop(saved.version, None)  # so that it is the last
+    versions.pop(saved.version, None)  # moves it to the end
     versions[saved.version] = asdict(saved, filter=lambda field, _: field.name != "version")
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(kept, indent=2) + "\n")
 
 
 def last_saved(path: Path, model: str) -> Saved | None:
-    """Return what was saved last of a model on this processor; None: nothing."""
+    """Return what was saved last for a model on this processor; None: nothing."""
     if not path.exists():
         return None
     versions = json.loads(path.read_text())["models"].get(model)

@@ -1,12 +1,12 @@
-"""Measure what the server adds: 16 streams over HTTP beside the same 16 streams in process, of one model.
+"""Measure the overhead of the HTTP server: 16 streams over HTTP against the same 16 streams in process, of one model.
 
 python -m benchmarks.server_overhead --model path/or/hub-id --rounds 5
 
 The model is loaded once. Rounds alternate between streams that tasks of this process read, and streams that a client
-reads over sockets. The client is another process, which reads bytes and understands none of them, so that it takes
-little processor time; what it takes is measured, and taken off: on a machine of its own it would take none. Each round
-generates the same number of tokens, past end tokens. The time to the first byte is measured request by request,
-alternating, over a connection that is kept.
+reads over sockets. The client is another process, which reads bytes without parsing them, so that it takes little CPU
+time; this is measured and subtracted, since a client on another machine would take none. Each round generates the same
+number of tokens, ignoring end tokens. The time to the first byte is measured one request at a time, alternating, over a
+persistent connection.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ CORES: Final = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") 
 
 @frozen(kw_only=True)
 class Overhead:
-    """Holds what was measured.
+    """Holds the measurements.
 
-    :ivar in_process: tokens per second of each round in process, and
-    :ivar served: over HTTP
-    :ivar without_client: the latter, less the client's processor time
-    :ivar first_in_process: seconds to each first chunk in process, and
-    :ivar first_served: to each first byte over HTTP
+    :ivar in_process: tokens per second of each round in process
+    :ivar served: tokens per second of each round over HTTP
+    :ivar without_client: as ``served``, with the client's CPU time subtracted
+    :ivar first_in_process: seconds to each first chunk in process
+    :ivar first_served: seconds to each first byte over HTTP
     """
 
     in_process: tuple[float, ...]
@@ -59,21 +59,21 @@ class Overhead:
 
     @property
     def share(self) -> float:
-        """Return by which share the server is slower, the client's time excluded."""
+        """Return the fraction by which the server is slower, without the client's CPU time."""
         return 1 - statistics.median(self.without_client) / statistics.median(self.in_process)
 
     @property
     def added_ms(self) -> float:
-        """Return how many milliseconds later the first byte comes."""
+        """Return the milliseconds that the server adds before the first byte."""
         return (statistics.median(self.first_served) - statistics.median(self.first_in_process)) * 1000
 
 
 async def measure(model: Model, *, streams: int, tokens: int, rounds: int, firsts: int) -> Overhead:
     """Measure a model in process and over HTTP.
 
-    :param streams: texts that are generated at once
+    :param streams: number of concurrent texts
     :param tokens: tokens of each text
-    :param firsts: requests whose first byte is waited for, of each kind
+    :param firsts: number of requests of each kind that measure the time to the first byte
     """
     app = create_app({"model": model}, ServerSettings())
     with listen("127.0.0.1", 0) as listener:
@@ -87,7 +87,7 @@ async def measure(model: Model, *, streams: int, tokens: int, rounds: int, first
         )
         try:
             in_process, served, without_client = [], [], []
-            await _in_process(model, streams, tokens)  # caches the prompts, and wakes everything up
+            await _in_process(model, streams, tokens)  # caches the prompts, and warms up
             await _over_http(client, streams, tokens)
             for _ in range(rounds):
                 in_process.append(streams * tokens / await _in_process(model, streams, tokens))
@@ -119,7 +119,7 @@ def _request(number: int, tokens: int) -> RequestBuilder:
 
 
 async def _in_process(model: Model, streams: int, tokens: int) -> float:
-    """Return how long streams take."""
+    """Return the seconds that streams take."""
 
     async def read(number: int) -> None:
         async with model.stream_chat_request(_request(number, tokens)) as stream:
@@ -146,7 +146,7 @@ async def _over_http(client: asyncio.subprocess.Process, streams: int, tokens: i
 
 
 def read_streams(connections: Sequence[socket.socket], tokens: int) -> dict[str, float]:
-    """Send a request on each connection and read the answers to their ends: the client's part."""
+    """Send a request on each connection and read the answers to their ends, as the client."""
     requests = []
     for number in range(len(connections)):
         fields = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -182,7 +182,7 @@ def main(
     rounds: int = 5,
     firsts: int = 30,
 ) -> None:
-    """Measure what the server adds."""
+    """Measure the overhead of the HTTP server."""
 
     async def run_all() -> Overhead:
         builder = TextModelBuilder(model or embedded_model_path())
@@ -199,7 +199,7 @@ def main(
 
 
 def _client(port: int) -> None:
-    """Do what the lines of the standard input say. The server ends connections that nobody uses for five seconds."""
+    """Execute the commands on stdin. Connections are opened anew, since the server closes unused ones."""
     kept = [_connected(port)]
     for line in sys.stdin:
         streams, tokens = json.loads(line)

@@ -1,11 +1,10 @@
-"""Measure how long a short request waits for its first token while long prompts are being computed.
+"""Measure the time to first token of short requests during the prefill of long prompts.
 
 python -m benchmarks.short_beside_long [--model smollm2] [--long 8000] [--short 30] [--rounds 3]
 
-In each round two long prompts are answered by themselves, then two others with a short request every second beside
-them. The table shows steps and seconds until a short request's first token, and what the long ones lose to it. Only
-public names of the package are used: `PYTHONPATH=OTHER/src:. python -m benchmarks.short_beside_long` measures another
-version.
+In each round, two long prompts run alone, then two others run while a short request arrives every second. The table
+shows steps and seconds until a short request's first token, and the slowdown of the long ones. Only public names of the
+package are used, so `PYTHONPATH=OTHER/src:. python -m benchmarks.short_beside_long` measures another version.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from statistics import median
 from attrs import frozen
 
 from benchmarks.models import MODELS, model_path
-from paged_sdk import GgufModelBuilder, Model, SamplingParams
+from benchmarks.timings import first_token
+from paged_sdk import GgufModelBuilder, Model
 
 __all__ = ["main"]
 
@@ -29,23 +29,21 @@ INTERVAL = 1.0  # seconds from one short request to the next
 
 @frozen
 class First:
-    """Says when a first token came, after its request."""
+    """Holds the time of a first token after its request."""
 
     steps: int
     seconds: float
 
 
-async def first_token(model: Model, prompt: list[int]) -> First:
+async def wait_for_first(model: Model, prompt: list[int]) -> First:
     """Stream one token."""
-    steps, start = model.stats().steps, time.perf_counter()
-    async with model.stream_completion_request(prompt, sampling=SamplingParams(max_len=1, ignore_eos=True)) as stream:
-        async for _ in stream:
-            break
-        return First(model.stats().steps - steps, time.perf_counter() - start)
+    steps = model.stats().steps
+    seconds = await first_token(model, prompt)
+    return First(model.stats().steps - steps, seconds)
 
 
 async def long_prompts(model: Model, prompts: list[list[int]]) -> float:
-    """Answer long prompts together with one token each, and return how many seconds that takes."""
+    """Answer long prompts concurrently with one token each, and return the seconds that it takes."""
     start = time.perf_counter()
     await asyncio.gather(*(first_token(model, prompt) for prompt in prompts))
     return time.perf_counter() - start
@@ -58,7 +56,7 @@ async def measure(model: Model, *, num_long: int, num_short: int, rounds: int) -
     def prompt(length: int) -> list[int]:
         return [rng.randrange(1000, 20000) for _ in range(length)]
 
-    idle = [await first_token(model, prompt(num_short)) for _ in range(5)]
+    idle = [await wait_for_first(model, prompt(num_short)) for _ in range(5)]
     alone: list[float] = []
     beside: list[float] = []
     waits: list[First] = []
@@ -68,7 +66,7 @@ async def measure(model: Model, *, num_long: int, num_short: int, rounds: int) -
             under_way = group.create_task(long_prompts(model, [prompt(num_long) for _ in range(NUM_LONG)]))
             await asyncio.sleep(INTERVAL)
             while not under_way.done():
-                wait = await first_token(model, prompt(num_short))
+                wait = await wait_for_first(model, prompt(num_short))
                 if not under_way.done():
                     waits.append(wait)
                 await asyncio.sleep(INTERVAL)

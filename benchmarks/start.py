@@ -1,4 +1,4 @@
-"""Measure how long a process takes from its start to its first token, beside an import of torch alone.
+"""Measure the time from a process's start to its first token, and for comparison that of importing torch.
 
 python -m benchmarks.start --model smollm2 --against REVISION
 
@@ -34,7 +34,7 @@ _TORCH: Final = "import of torch alone"
 
 
 def import_seconds(module: str) -> float:
-    """Return how long a process takes to start, to import a module, and to end."""
+    """Return the seconds that a process takes to start, import a module, and end."""
     begun = time.perf_counter()
     subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
     return time.perf_counter() - begun
@@ -43,7 +43,7 @@ def import_seconds(module: str) -> float:
 def _first_token(
     version: Version, settings: EngineSettings, prompts: PromptMaker, sizes: Sizes, key: str
 ) -> tuple[float, float]:
-    """Return the seconds to the first token, and the MiB of the largest resident set until then."""
+    """Return the seconds to the first token, and the peak resident set until then in MiB."""
     log = cache_directory("logs") / "start.log"
     with closing(EngineProcess(OWN, settings, log, timeout=60, source=version.source)) as engine:
         seconds = load_figures(engine, prompts, sizes, key)[LOAD.key]

@@ -2,7 +2,7 @@
 
 python -m benchmarks.step_profile --model smollm2 --streams 16
 
-Methods are replaced by ones that note when they begin and end, so each call costs about a microsecond more.
+Methods are wrapped to record when they begin and end, which adds about a microsecond per call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.quant import linear
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
-from paged_sdk.runner import model_runner
+from paged_sdk.runner import step_runner
 from paged_sdk.runner.decode_graphs import DecodeGraphs
 from paged_sdk.runner.mixed_graphs import MixedGraphs
 from paged_sdk.runner.model_runner import ModelRunner
@@ -51,13 +51,13 @@ from paged_sdk.worker.worker import Worker
 __all__ = ["WAITING", "Stopwatch", "profile_steps"]
 
 WAITING: Final = "waiting for the device"
-"""In this part of a step Python waits. Where no step is submitted ahead, other parts wait for the device too."""
+"""The part of a step in which Python waits. If no step is submitted ahead, other parts wait for the device too."""
 
 _STEP: Final = "engine, the rest"
 
 
 def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, str]]:
-    """Return where each function lies, its name, and the part of a step that its own time belongs to."""
+    """Return each function's class or module, its name, and the part of a step that its own time belongs to."""
     yield Worker, "_take_commands", "worker: mailbox"
     yield Worker, "_publish", "worker: publish"
     yield Engine, "step", _STEP
@@ -69,7 +69,7 @@ def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, st
     yield DecodeGraphs, "forward", "recorded step: input and launch"
     yield MixedGraphs, "forward", "recorded step with prompts: input and launch"
     yield DeviceSampler, "sample", "sampler: launches"
-    yield model_runner, "make_input_batch", "input batch"
+    yield step_runner, "make_input_batch", "input batch"
     for model in {DecoderModel, engine.model_class}:
         yield model, "forward", f"{model.__name__}, the rest"
         yield model, "logits", "logits, the rest"
@@ -94,7 +94,7 @@ def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, st
 
 
 def _subclasses(base: type[Any], method: str) -> Iterator[type[Any]]:
-    """Return the subclasses that have a method of their own by this name."""
+    """Return the subclasses that define a method of this name."""
     for kind in base.__subclasses__():
         if method in vars(kind):
             yield kind
@@ -102,12 +102,10 @@ def _subclasses(base: type[Any], method: str) -> Iterator[type[Any]]:
 
 
 class Stopwatch:
-    """Measures time by part; each second counts once, for the innermost part that was running.
+    """Measures the worker thread's time by part; nested time counts only for the innermost part.
 
-    It measures one thread, the worker's.
-
-    :ivar seconds: the time by part, while ``running``
-    :ivar calls: the number of calls of :data:`_STEP`, while ``running``
+    :ivar seconds: time by part, while ``running``
+    :ivar calls: number of calls of :data:`_STEP`, while ``running``
     """
 
     def __init__(self) -> None:
@@ -119,7 +117,7 @@ class Stopwatch:
 
     @contextmanager
     def watching(self, engine: OpenEngine) -> Iterator[None]:
-        """Replace the functions of :func:`_parts` while the context lasts."""
+        """Wrap the functions of :func:`_parts` within this context."""
         with ExitStack() as stack:
             for place, name, part in _parts(engine):
                 stack.enter_context(patch.object(place, name, self._timed(getattr(place, name), part)))
@@ -149,7 +147,7 @@ class Stopwatch:
 
 
 async def profile_steps(model: Model, stopwatch: Stopwatch, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
-    """Run the prompts, and the stopwatch while all of them decode."""
+    """Run the prompts, and measure while all of them decode."""
     sampling = evolve(SamplingParams.deterministic(), max_len=max_tokens, ignore_eos=True)
     num_prefilling = len(prompts)
 

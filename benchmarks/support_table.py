@@ -1,7 +1,7 @@
-"""Say of every class of transformers that generates text whether it runs here: ``make support-table``.
+"""Test every class of transformers that generates text on this engine: ``make support-table``.
 
-A class runs if tiny models of it with random weights say what transformers' own ``generate`` says: two texts at once,
-one of them in chunks, by greedy tokens. Whatever does not run has to be refused, with the reason.
+A class passes if tiny models of it with random weights give the greedy tokens of transformers' ``generate``, for two
+concurrent texts, one of them prefilled in chunks. A class that does not run must be refused, with the reason.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _BLOCKS_PER_TEXT: Final = 8
 
 
 def judge(model_type: str) -> Outcome:
-    """Try one class."""
+    """Test one class."""
     try:
         content = tiny_config(model_type).to_dict()
-    except Exception as error:  # configs that check themselves have errors of many classes
+    except Exception as error:  # configs validate themselves with errors of many classes
         return Outcome(model_type, Verdict.REFUSED, f"no config of it can be made here ({str(error).splitlines()[0]})")
     try:
         door = open_door(content, torch.float32)
@@ -75,7 +75,7 @@ def judge(model_type: str) -> Outcome:
 
 
 def load(reference: PreTrainedModel, door: TransformersDoor) -> TransformersModel:
-    """Write a model as a checkpoint, and load that."""
+    """Write a model as a checkpoint, and load the checkpoint."""
     with tempfile.TemporaryDirectory() as directory:
         reference.save_pretrained(directory)
         source = SafetensorsSource(Path(directory))
@@ -86,11 +86,11 @@ def load(reference: PreTrainedModel, door: TransformersDoor) -> TransformersMode
 
 
 def greedy_of_transformers(model: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
-    """Return the tokens that transformers says after a prompt."""
+    """Return the tokens that transformers generates after a prompt."""
     settings = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=_NEW_TOKENS, min_new_tokens=_NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    model.generation_config.eos_token_id = None  # else it would be taken in place of the None above
+    model.generation_config.eos_token_id = None  # otherwise it replaces the None above
     ids = torch.tensor([prompt])
     generate: Any = model.generate
     with torch.inference_mode():
@@ -99,7 +99,7 @@ def greedy_of_transformers(model: PreTrainedModel, prompt: Sequence[int]) -> lis
 
 
 def greedy(model: TransformersModel, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Continue texts side by side: the first one's prompt comes in chunks, beside tokens of the others."""
+    """Continue texts in one batch. The first one's prompt is prefilled in chunks, beside decodes of the others."""
     settings = PoolSettings(block_size=_BLOCK, dtype=model.dtype, device=_CPU)
     backend = PagedBackend(model.config, settings, _BLOCKS_PER_TEXT * len(prompts))
     texts, done = [list(prompt) for prompt in prompts], [0] * len(prompts)
@@ -136,13 +136,13 @@ def _last_logits(model: CausalModel, backend: PagedBackend, rows: Sequence[StepR
 
 
 def class_of(model_type: str) -> Any:
-    """Return the class that transformers has for it."""
+    """Return transformers' class of a model type."""
     return getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
 
 
 def share(outcomes: Iterable[Outcome]) -> tuple[int, int]:
-    """Return how many classes run, and of how many: those for text that use transformers' attention interface, as they
-    say themselves, and keep nothing of a text but keys and values.
+    """Return how many classes pass, and out of how many: text classes that declare to use transformers' attention
+    interface, and whose only state is keys and values.
     """
     runs = of = 0
     for outcome in outcomes:
@@ -154,7 +154,7 @@ def share(outcomes: Iterable[Outcome]) -> tuple[int, int]:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Return what docs/architectures.md holds of the outcomes."""
+    """Return the part of docs/architectures.md about text classes."""
     runs, of = share(outcomes)
     lines = [
         f"With transformers {transformers.__version__}: {len(outcomes)} classes generate text. {of} are for text",
@@ -167,7 +167,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def image_table(outcomes: Sequence[Outcome]) -> str:
-    """Return what docs/architectures.md holds of the outcomes of classes that take images."""
+    """Return the part of docs/architectures.md about classes that take images."""
     count = Counter(outcome.verdict for outcome in outcomes)
     lines = [
         f"With transformers {transformers.__version__}: {len(outcomes)} classes take images and generate text.",
@@ -180,7 +180,7 @@ def image_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def encoder_table(outcomes: Sequence[Outcome]) -> str:
-    """Return what docs/architectures.md holds of the outcomes of encoders."""
+    """Return the part of docs/architectures.md about encoders."""
     count = Counter(outcome.verdict for outcome in outcomes)
     lines = [
         f"With transformers {transformers.__version__}: {len(outcomes)} classes predict masked words.",
@@ -192,7 +192,7 @@ def encoder_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _rows(outcomes: Sequence[Outcome], class_of: Callable[[str], Any]) -> list[str]:
-    """Return the table of outcomes, one class in a row."""
+    """Return the table of outcomes, one row per class."""
     native = supported_families()
     rows = ["| `model_type` | class | runs |", "|---|---|---|"]
     for outcome in outcomes:
@@ -210,7 +210,7 @@ def _write(begin: str, text: str) -> None:
 
 
 def main(kinds: Sequence[str]) -> None:
-    """Judge all classes of some kinds, and write their tables."""
+    """Test all classes of some kinds, and write their tables."""
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tables: dict[str, tuple[Sequence[str], Any, str, Any]] = {

@@ -1,6 +1,4 @@
-"""Define what is measured, the same for every engine. All texts are greedy and of a given length, whatever the model
-says.
-"""
+"""Define the measurements, which are the same for every engine. All texts are greedy and have a given length."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ __all__ = [
 class Metric:
     """Names a figure.
 
-    :ivar higher_is_better: whether higher is better; otherwise lower is
+    :ivar higher_is_better: False: lower is better
     """
 
     key: str
@@ -49,14 +47,14 @@ class Metric:
 class Sizes:
     """Sets lengths in tokens.
 
-    :ivar streams: numbers of requests at once, with one decode task for each
-    :ivar prompt: the prompt of the requests that measure decode
-    :ivar output: the output of the requests that measure decode
-    :ivar prefix: the prompt that is asked about twice
-    :ivar question: the tokens that follow the prefix the second time
+    :ivar streams: numbers of concurrent requests; each is a decode task
+    :ivar prompt: prompt of the decode tasks
+    :ivar output: output of the decode tasks
+    :ivar prefix: prompt of the prefix cache task, which is sent twice
+    :ivar question: tokens that follow the prefix the second time
     :ivar depth: the long prompt
-    :ivar depth_output: the tokens generated after it
-    :ivar buffer: the bytes that are read to measure the bandwidth
+    :ivar depth_output: tokens generated after the long prompt
+    :ivar buffer: bytes that are read to measure the bandwidth
     """
 
     streams: tuple[int, ...] = (1, 4, 16)
@@ -70,7 +68,7 @@ class Sizes:
 
     @property
     def max_model_len(self) -> int:
-        """Return a capacity for the longest sequence, in whole blocks of any usual size."""
+        """Return the length of the longest sequence, rounded up to whole blocks of any usual size."""
         return -(-(self.depth + self.depth_output) // 256) * 256
 
 
@@ -80,12 +78,12 @@ QUICK: Final = Sizes(
 """Shows that everything runs; its figures mean nothing."""
 
 LOAD: Final = Metric("load", "process start to first token", "s", higher_is_better=False)
-"""Measured once a round, when the engine's process is started. The file is in the page cache by then."""
+"""Measured once per round, when the engine's process is started, with the file in the page cache."""
 
 ONE_STREAM: Final = "decode_1"
 
 SHARE: Final = Metric("bandwidth_share", "decode, 1 stream, of the read bandwidth", "%")
-"""Bytes of weights that a token takes, times tokens per second, over the bandwidth measured in the same round."""
+"""Bytes of weights read per token, times tokens per second, divided by the bandwidth measured in the same round."""
 
 Figures: TypeAlias = Mapping[str, float]
 
@@ -95,8 +93,7 @@ class Task:
     """Describes one measurement.
 
     :ivar metrics: the metrics that ``measure`` returns, by key
-    :ivar measure: takes the measurement; called with the engine, the maker of prompts, and a key that no other call in
-        the round has
+    :ivar measure: measures; called with the engine, the maker of prompts, and a key that is unique within the round
     """
 
     name: str
@@ -105,15 +102,15 @@ class Task:
 
 
 def make_tasks(sizes: Sizes) -> list[Task]:
-    """Return all tasks, in the order in which they are run."""
+    """Return all tasks, in the order in which they run."""
     decodes = [_decode(sizes, streams) for streams in sizes.streams]
     return [*decodes, _prefix(sizes), _depth(sizes), _lag(sizes), _memory(sizes), _peak()]
 
 
 def warm_up(engine: EngineProcess, prompts: PromptMaker, sizes: Sizes, key: str) -> None:
-    """Have an engine make what it makes on first use: kernels for shapes, pools, graphs.
+    """Warm an engine up: let it make what it makes on first use, such as kernels for shapes, pools and graphs.
 
-    Failures are left to the tasks to report.
+    Failures are ignored; the tasks report them.
     """
     for streams in sizes.streams:
         with suppress(UnsupportedError, EngineFailedError):
@@ -123,8 +120,8 @@ def warm_up(engine: EngineProcess, prompts: PromptMaker, sizes: Sizes, key: str)
 
 
 def load_figures(engine: EngineProcess, prompts: PromptMaker, sizes: Sizes, key: str) -> Figures:
-    """Measure from the start of the engine's process, which has just loaded the model, to the first token of a short
-    text.
+    """Measure the time from the start of the engine's process, which has just loaded the model, to the first token of a
+    short text.
     """
     engine.generate([prompts.make(sizes.prompt, key)], 1)
     return {LOAD.key: time.perf_counter() - engine.started}
@@ -177,7 +174,7 @@ def _depth(sizes: Sizes) -> Task:
 
         before = shallow("before")
         (times,) = engine.generate([prompts.make(sizes.depth, key)], sizes.depth_output)
-        # The faster of two: what slows one of them down must not pass for speed at depth.
+        # The faster of two, since a disturbed reference would overstate the relative speed at depth.
         speed = max(before, shallow("after"))
         return {
             rate.key: times.num_prompt_tokens / times.first,
@@ -206,7 +203,7 @@ def _memory(sizes: Sizes) -> Task:
     memory = Metric("memory", title, "MiB", higher_is_better=False)
 
     def measure(engine: EngineProcess, prompts: PromptMaker, key: str) -> Figures:
-        # A process of its own: in the other one this package's prefix cache holds all prompts of the round by now.
+        # A fresh process: in the other one, this package's prefix cache holds all prompts of the round by now.
         with closing(engine.another()) as fresh:
             fresh.generate([prompts.make(sizes.depth, key)], sizes.depth_output)
             return {memory.key: fresh.peak_memory() / 2**20}
@@ -225,8 +222,8 @@ def _peak() -> Task:
 
 
 def decode_rate(times: Sequence[RequestTimes]) -> float:
-    """Return tokens per second from the batch's first token to its last; each request's first token counts as its
-    prompt's.
+    """Return tokens per second from the batch's first token to its last. Each request's first token is not counted,
+    since prefill computes it.
     """
     num_tokens = sum(entry.num_tokens - 1 for entry in times)
     return num_tokens / (max(entry.last for entry in times) - min(entry.first for entry in times))

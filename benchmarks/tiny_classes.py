@@ -1,4 +1,4 @@
-"""Make tiny models of random weights of every class of transformers that generates text."""
+"""Make tiny models with random weights of every class of transformers that generates text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["MODEL_TYPES", "OWN", "SMALL", "VOCAB_SIZE", "make_lively", "tiny_con
 VOCAB_SIZE: Final = 256
 MODEL_TYPES: Final = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
-# What the fields of configs are called, and the small number that each gets where a class has it.
+# Names of config fields, with a small value for each; set where a class has the field.
 SMALL: Final = MappingProxyType(
     {
         **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "n_vocab"), VOCAB_SIZE),
@@ -46,7 +46,7 @@ SMALL: Final = MappingProxyType(
     }
 )
 
-# What some classes need beside that.
+# Additional fields of some classes.
 _MLA: Final[dict[str, Any]] = {"head_dim": 8, "num_key_value_heads": 4}
 _BYTES: Final[dict[str, Any]] = {
     "hidden_size": 64,
@@ -95,7 +95,7 @@ OWN: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
 
 
 def tiny_config(model_type: str, **changes: Any) -> PreTrainedConfig:
-    """Return the smallest config that still has what the class is about."""
+    """Return the smallest config that still has the class's distinctive features."""
     config_class = CONFIG_MAPPING[model_type]
     known = {*config_class().to_dict(), *config_class.attribute_map.values()}
     fields = {name: number for name, number in SMALL.items() if name in known}
@@ -105,9 +105,9 @@ def tiny_config(model_type: str, **changes: Any) -> PreTrainedConfig:
 
 
 def tiny_model(model_type: str, auto: Any = AutoModelForCausalLM, **changes: Any) -> PreTrainedModel:
-    """Make the model in float32. Its weights are larger than trained ones', so that a wrong mask or position shows.
+    """Make the model in float32. Its weights are larger than trained ones, so that wrong masks or positions show.
 
-    :param auto: finds the class
+    :param auto: the Auto class that finds the model's class
     :param changes: fields of its config
     """
     torch.manual_seed(0)
@@ -120,7 +120,7 @@ def tiny_model(model_type: str, auto: Any = AutoModelForCausalLM, **changes: Any
 
 
 def make_lively(model: PreTrainedModel) -> None:
-    """Give a model random weights that are larger than trained ones'."""
+    """Give a model random weights that are larger than trained ones."""
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)

@@ -1,4 +1,4 @@
-"""Make tiny checkpoints of random weights of every class of transformers that takes images and generates text."""
+"""Make tiny checkpoints with random weights of every class of transformers that takes images and generates text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _TEMPLATE: Final = (
     "{% endfor %}{% endif %}{% endfor %}"
 )
 
-# What the fields of encoders' configs are called, and the small number that each gets where a class has it.
+# Names of fields of encoders' configs, with a small value for each; set where a class has the field.
 _SMALL_ENCODER: Final = MappingProxyType(
     {
         **dict.fromkeys(("hidden_size", "embed_dim", "d_model"), 32),
@@ -73,11 +73,11 @@ _SMALL_ENCODER: Final = MappingProxyType(
         "pos_emb_width": 8,
     }
 )
-# Images have many tokens.
+# Contexts must be long, because images have many tokens.
 _LONG: Final[dict[str, Any]] = SMALL | dict.fromkeys(("max_position_embeddings", "max_seq_len", "n_positions"), 2048)
 _GRID: Final = {"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}}
 
-# What some classes need beside that: fields of the config, by section ("" for the whole).
+# Additional fields of some classes' configs, by section ("" for the whole).
 _IN_TILES: Final = ("idefics3", "smolvlm")
 _IN_GRIDS: Final = ("llava_next", "llava_next_video", "llava_onevision", "granite4_vision")
 _GRIDS: Final[dict[str, Any]] = {"image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]}
@@ -110,7 +110,7 @@ _OWN_CONFIG: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "aria": {"vision_config": {"patch_size": 14, "image_size": 490}},
     "vipllava": {"": {"vision_feature_layers": [-1, -2]}},
 }
-# Settings of some classes' image processors, and of their processors.
+# Settings of image processors, and of processors, of some classes.
 _TILES: Final[dict[str, Any]] = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
 _OWN_IMAGES: Final[Mapping[str, Mapping[str, Any]]] = {
     **dict.fromkeys(_IN_TILES, _TILES),
@@ -149,7 +149,7 @@ _OWN_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "cohere_compass": {"image_token": "<|IMAGE_PAD|>"},
     "gemma4": {name: f"<{name}>" for name in ("audio_token", "boa_token", "eoa_token")},
 }
-# Whose processors checkpoints name where transformers itself has none for a class.
+# Classes whose processor checkpoints name, for classes without a processor in transformers.
 _PROCESSOR_OF: Final[Mapping[str, str]] = {
     "glm4v_moe": "glm4v",
     "glm_ocr": "glm46v",
@@ -164,25 +164,25 @@ _PROCESSOR_OF: Final[Mapping[str, str]] = {
 
 
 def picture(height: int, width: int, *, seed: int = 0) -> npt.NDArray[np.uint8]:
-    """Return an image of large random patches, which look different however they are scaled."""
+    """Return an image of large random patches, which remain distinguishable at any scale."""
     coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
     rows, columns = np.arange(height) * 4 // height, np.arange(width) * 4 // width
     return coarse[rows][:, columns]
 
 
 class CannotBeMadeError(Exception):
-    """Says why there is no tiny checkpoint of a class here."""
+    """Raised if no tiny checkpoint of a class can be made; the message says why."""
 
 
 def image_class_of(model_type: str) -> Any:
-    """Return the class that transformers has for it."""
+    """Return transformers' class of a model type."""
     return getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])
 
 
 def make_image_checkpoint(model_type: str, directory: Path) -> PreTrainedModel:
     """Save a tiny model with tokenizer, chat template and processor, and return it.
 
-    :raises CannotBeMadeError: there is none here
+    :raises CannotBeMadeError: no tiny checkpoint can be made
     """
     try:
         tokenizer = _write_tokenizer(model_type, directory)
@@ -193,7 +193,7 @@ def make_image_checkpoint(model_type: str, directory: Path) -> PreTrainedModel:
         text = processor.prompt(placeholder, [picture(40, 60)])["input_ids"][0].tolist()
     except CannotBeMadeError:
         raise
-    except Exception as error:  # processors that need what is not here
+    except Exception as error:  # processors with missing requirements
         reason = _first_line(error).replace(f"{directory}: ", "").removeprefix("its processor ")
         raise CannotBeMadeError(f"its processor ({reason})") from error
     (image_token, _), *_ = Counter(text).most_common(1)
@@ -204,7 +204,7 @@ def make_image_checkpoint(model_type: str, directory: Path) -> PreTrainedModel:
         torch.manual_seed(0)
         make: Any = AutoModelForImageTextToText.from_config
         model: PreTrainedModel = make(config, dtype=torch.float32).eval()
-    except Exception as error:  # classes that need packages of their own
+    except Exception as error:  # classes that need other packages
         raise CannotBeMadeError(f"its class ({_first_line(error)})") from error
     make_lively(model)
     model.save_pretrained(directory)
@@ -215,19 +215,19 @@ def make_image_checkpoint(model_type: str, directory: Path) -> PreTrainedModel:
 def tiny_image_config(
     model_type: str, *, vocab_size: int = 384, image_token: int = 260, marks: Sequence[int] = ()
 ) -> PreTrainedConfig:
-    """Return the smallest config that still has what the class is about.
+    """Return the smallest config that still has the class's distinctive features.
 
-    :param marks: the other tokens that the processor writes for an image
-    :raises CannotBeMadeError: none is small
+    :param marks: other tokens that the processor writes for an image
+    :raises CannotBeMadeError: no small config is possible
     """
     try:
         config = _config(model_type, vocab_size, image_token)
-        if hasattr(config, "visual_indicator_token_ids"):  # whose embeddings images replace, too
+        if hasattr(config, "visual_indicator_token_ids"):  # images replace the embeddings of these too
             config.visual_indicator_token_ids = [*marks, *range(vocab_size - 5, vocab_size)][:5]
         make: Any = AutoModelForImageTextToText.from_config
         with torch.device("meta"):
             size = sum(parameter.numel() for parameter in make(copy.deepcopy(config)).parameters())
-    except Exception as error:  # configs that check themselves have errors of many classes
+    except Exception as error:  # configs validate themselves with errors of many classes
         raise CannotBeMadeError(f"its config ({_first_line(error)})") from error
     if size > _MOST_PARAMETERS:
         raise CannotBeMadeError(f"its config is not made small here ({size} parameters)")
@@ -275,7 +275,7 @@ def _small(numbers: Mapping[str, Any], section: Any) -> dict[str, Any]:
 
 
 def _write_tokenizer(model_type: str, directory: Path) -> Tokenizer:
-    """Save a tokenizer with a token for each character, and for every mark that the processor's source has."""
+    """Save a tokenizer with a token for each character, and for every special token in the processor's source."""
     tokenizer = Tokenizer(models.WordLevel({each: place for place, each in enumerate(_CHARACTERS)}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -289,7 +289,7 @@ def _write_tokenizer(model_type: str, directory: Path) -> Tokenizer:
 
 
 def _named(model_type: str) -> dict[str, str]:
-    """Return the marks that the processor looks for by a name of the tokenizer's."""
+    """Return the special tokens that the processor looks up by attributes of the tokenizer."""
     names = _NAMED.findall(_source(_processor_class(model_type)))
     own = {name: f"<{name}>" for name in names if name not in _NAMES_ANYWAY}
     return {"image_token": _IMAGE, **own, **_OWN_NAMES.get(model_type, {})}

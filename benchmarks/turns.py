@@ -1,4 +1,4 @@
-"""Time generated tokens of several loaded models in turns, so that what else a machine does meets all of them."""
+"""Time decode of several loaded models in turns, so that other load on the machine affects all of them equally."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from paged_sdk import SamplingParams
 
 __all__ = ["decode_in_turns"]
 
-_QUESTION = 16  # tokens of the prompt before what is timed
+_QUESTION = 16  # prompt tokens before the timed tokens
 
 
 async def decode_in_turns(engines: Mapping[str, OpenEngine], *, output: int, rounds: int) -> dict[str, list[float]]:
-    """Return each model's tokens per second of one stream, a number for each round.
+    """Return each model's tokens per second with one stream, one number per round.
 
-    Each model begins with a text that is not timed. Its worker sleeps while the others generate.
+    Each model first generates a text that is not timed. Its worker sleeps while the others generate.
 
-    :param output: generated tokens of a text
+    :param output: generated tokens per text
     """
     sampling = evolve(SamplingParams.deterministic(), max_len=output, ignore_eos=True)
     models = {name: engine.start() for name, engine in engines.items()}

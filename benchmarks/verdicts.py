@@ -1,4 +1,4 @@
-"""Say what became of a class of transformers that was tried here."""
+"""Holds the outcome of trying a class of transformers on this engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Outcome", "Verdict"]
 
 
 class Verdict(Enum):
-    """Says what becomes of a class."""
+    """Names the outcomes of a class."""
 
     RUNS = "runs"
     REFUSED = "refused"
@@ -20,9 +20,9 @@ class Verdict(Enum):
 
 @frozen
 class Outcome:
-    """Holds what was found of one class.
+    """Holds the outcome of one class.
 
-    :ivar reason: why it is refused or was not tried, or what is wrong
+    :ivar reason: why the class is refused or was not tried, or what is wrong
     """
 
     model_type: str

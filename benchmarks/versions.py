@@ -1,4 +1,4 @@
-"""Check out and build other versions of this project, to measure them beside the working tree."""
+"""Check out and build other versions of this project, to measure them against the working tree."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from benchmarks.paths import cache_directory
 __all__ = ["Version", "VersionError", "last_tag", "other_version", "working_tree"]
 
 _REPOSITORY: Final = Path(__file__).parents[1]
-# Written last: a directory without it was not built to its end.
+# Written last: a directory without it is incomplete.
 _MARKER: Final = ".built"
 
 
 class VersionError(Exception):
-    """Says that a version cannot be had: there is no such commit, or it does not build."""
+    """Raised if a version is not available: unknown commit, or the build fails."""
 
 
 @frozen
 class Version:
-    """Names a version whose package can be run.
+    """Describes a version that is ready to run.
 
-    :ivar name: the commit, and what it was asked for as
+    :ivar name: the commit, and the revision by which it was requested
     :ivar source: the directory that holds the package ``paged_sdk``, with its native library
     """
 
@@ -53,10 +53,10 @@ def last_tag() -> str:
 
 
 def other_version(revision: str) -> Version:
-    """Check out a commit in the cache directory and build it there, which is done once.
+    """Check out a commit in the cache directory and build it there, unless that was done before.
 
-    :param revision: anything that git takes for a commit
-    :raises VersionError: there is no such commit, or it does not build
+    :param revision: anything that git accepts as a commit
+    :raises VersionError: unknown commit, or the build fails
     """
     commit = _git("rev-parse", "--verify", f"{revision}^{{commit}}")
     directory = cache_directory("versions") / commit

@@ -1,4 +1,4 @@
-"""Run the process of one engine: load it, then do what the driver says until its input ends.
+"""Run an engine's process: load the engine, then execute the driver's commands until stdin ends.
 
 python -m benchmarks.worker ENGINE SETTINGS_AS_JSON
 """
@@ -29,15 +29,15 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def engine_class(name: str) -> type[BenchmarkEngine]:
-    """Return the engine of ``engines/NAME.py``, whose own packages are imported when it is loaded."""
+    """Return the class in ``engines/NAME.py``, which imports the engine's packages only when it is instantiated."""
     engine: type[BenchmarkEngine] = importlib.import_module(f"benchmarks.engines.{name}").Engine
     return engine
 
 
 def peak_memory(process_id: int) -> int:
-    """Return the largest resident set of a process so far, in bytes; where there is no /proc, of this one."""
+    """Return the peak resident set of a process, in bytes; without /proc, that of this process."""
     try:
-        # Not ru_maxrss: on Linux it starts with what the parent had before exec.
+        # Not ru_maxrss: on Linux it includes the parent's memory before exec.
         status = Path(f"/proc/{process_id}/status").read_text()
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
     except OSError:
@@ -45,16 +45,16 @@ def peak_memory(process_id: int) -> int:
 
 
 def cpu_seconds(process_id: int) -> float:
-    """Return the CPU time of a process so far, of all its threads."""
+    """Return the CPU time of a process, over all threads."""
     if process_id == os.getpid():
         return time.process_time()
-    # Linux makes the id of another process's clock of its number (include/linux/posix-timers_types.h): exact, where
-    # /proc counts in hundredths.
+    # On Linux, the clock id of another process follows from its pid (include/linux/posix-timers_types.h). It is exact;
+    # /proc counts hundredths of a second.
     return time.clock_gettime(~process_id << 3 | 2)
 
 
 class _Worker:
-    """Does what the driver says with one engine, and with a second one of its kind where two are asked for."""
+    """Executes the driver's commands on one engine, and on a second one of its kind for :meth:`_on_two`."""
 
     def __init__(self, name: str, settings: EngineSettings) -> None:
         self._settings = settings
@@ -100,7 +100,7 @@ class _Worker:
     def _on_two(
         self, prompts: list[Prompt], others: list[Prompt], max_tokens: int
     ) -> tuple[list[RequestTimes], list[RequestTimes]]:
-        """Generate on two models in this process at the same time; the second is loaded the first time."""
+        """Generate on two models in this process concurrently; the second one is loaded on the first call."""
         self._second = self._second or type(self._engine)(self._settings)
         ready = threading.Barrier(2)
 
@@ -118,7 +118,7 @@ def _as_json(times: list[RequestTimes]) -> list[dict[str, Any]]:
 
 
 def _idle_cpu(process_id: int, after: float, seconds: float) -> float:
-    """Return how many CPUs a process uses while it has nothing to do, from ``after`` seconds from now on."""
+    """Return how many CPUs an idle process uses for ``seconds``, beginning in ``after`` seconds."""
     time.sleep(after)
     begun, before = time.perf_counter(), cpu_seconds(process_id)
     time.sleep(seconds)
@@ -126,15 +126,15 @@ def _idle_cpu(process_id: int, after: float, seconds: float) -> float:
 
 
 def _take_stdout() -> IO[str]:
-    """Keep the driver's pipe from libraries that print: what they write goes to stderr."""
+    """Redirect stdout to stderr, because libraries may print, and return the driver's pipe."""
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return pipe
 
 
 def end_with_driver() -> None:
-    """On Linux, have this process killed when the one that started it ends, however it ends; a stopped process would
-    not see its input end.
+    """On Linux, let the kernel kill this process when its parent ends, since a stopped process would not notice the end
+    of its input.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

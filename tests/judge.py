@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 __all__ = ["Judge", "sent_events"]
 
 END: Final = "[DONE]"
-HUNG_UP: Final = 499
+CLIENT_DISCONNECTED: Final = 499
 
 
 class Judge:
@@ -43,7 +43,7 @@ class Judge:
         route = scope.get("route")
         path: str = scope["path"] if route is None else route.path.replace(":path}", "}")
         described = self._document["paths"].get(path, {}).get(scope["method"].lower())
-        if described is not None and sent and sent[0]["status"] != HUNG_UP:
+        if described is not None and sent and sent[0]["status"] != CLIENT_DISCONNECTED:
             try:
                 self.check(f"{scope['method']} {path}", described["responses"], sent)
             except Exception as error:  # whatever it is, it belongs into the test, not into the answer

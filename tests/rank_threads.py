@@ -18,7 +18,7 @@ from paged_sdk import EngineDeadError
 from paged_sdk.build import assembly
 from paged_sdk.build.loading import Loading
 from paged_sdk.build.ranks.part import ModelPart
-from paged_sdk.build.ranks.ranks import Seat
+from paged_sdk.build.ranks.ranks import RankPlacement
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.native.ranks import make_shared_memory
 from paged_sdk.parallel.group import Group
@@ -76,8 +76,8 @@ class ThreadRanks:
     :ivar group: all ranks, the first of which is the caller's
     """
 
-    def __init__(self, loading: Loading, seats: Sequence[Seat]) -> None:
-        size, library = len(seats), load()
+    def __init__(self, loading: Loading, placements: Sequence[RankPlacement]) -> None:
+        size, library = len(placements), load()
         self.group: Group = Group(0, size)
         self._store = HashStore()
         self._all_loaded = threading.Semaphore(0)
@@ -88,9 +88,11 @@ class ThreadRanks:
                 group.share(library, memory)
             os.close(memory)
 
-        def follow(group: Group, seat: Seat) -> None:
-            workspace = None if library is None else Workspace(library, num_threads=seat.num_threads)
-            own = evolve(loading, settings=seat.of(loading.settings), workspace=workspace, check_cancelled=lambda: None)
+        def follow(group: Group, placement: RankPlacement) -> None:
+            workspace = None if library is None else Workspace(library, num_threads=placement.num_threads)
+            own = evolve(
+                loading, settings=placement.of(loading.settings), workspace=workspace, check_cancelled=lambda: None
+            )
             part = ModelPart.load(own, group)
             self._all_loaded.release()
             group.join(self._store)
@@ -100,7 +102,7 @@ class ThreadRanks:
                 group.leave()
 
         self._threads = ThreadPoolExecutor(size - 1)
-        self._ends = [self._threads.submit(follow, *each) for each in zip(groups[1:], seats[1:], strict=True)]
+        self._ends = [self._threads.submit(follow, *each) for each in zip(groups[1:], placements[1:], strict=True)]
 
     def check(self) -> None:
         """Raise what has ended another rank."""

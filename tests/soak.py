@@ -268,7 +268,7 @@ async def expect_rest(model: Model, report: Report) -> None:
     report.expect(not worker._listeners, "event loops are still listened for")
     output = worker._engine._output
     report.expect(not output._requests and not output._choices, "requests in the output's books")
-    report.expect(len(worker._engine._runner._parts.sampler._states) <= NUM_READERS * 2, "states of the sampler")
+    report.expect(len(worker._engine._runner._step_runner.sampler._states) <= NUM_READERS * 2, "states of the sampler")
 
 
 async def _close_under_way(model: Model, tasks: Sequence[Task], report: Report) -> None:

@@ -211,7 +211,7 @@ def test_layers_on_the_cpu_are_fused_span_by_span(
 ) -> None:
     caplog.set_level(logging.INFO, "paged_sdk")
     parts = far_parts(builder_of(checkpoint).with_topology(PLACES["in between"]))
-    inner = runner_of(parts)._parts
+    inner = runner_of(parts)._step_runner
     assert inner is not None
     assert isinstance(inner.model, SpannedDecoderModel)
     assert inner.model.fused_spans == (range(1), range(2, 4))
@@ -225,7 +225,7 @@ def test_a_step_s_indices_are_made_once_for_each_device(
     checkpoint: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = far_parts(builder_of(checkpoint).with_topology(PLACES["in turns, head and embeddings"]))
-    inner = runner_of(parts)._parts
+    inner = runner_of(parts)._step_runner
     assert inner is not None
     assert isinstance(inner.backend, DividedBackend)
     counts: dict[torch.device, int] = {}
@@ -492,7 +492,7 @@ def test_blocks_of_a_gguf_file_are_decoded_where_nothing_multiplies_them(family:
     exact = builder.with_dtype("float32")
     assert texts(exact.with_topology(topology)) == texts(exact)
     parts = far_parts(builder.with_topology(topology))
-    inner = runner_of(parts)._parts
+    inner = runner_of(parts)._step_runner
     assert inner is not None
     assert isinstance(inner.model, SpannedDecoderModel)
     own, there = inner.model._model.layers

@@ -27,7 +27,7 @@ SOURCE: Final = Path(__file__).parents[1] / "src" / PACKAGE
 
 # Imports within a floor: a request holds its SamplingParams, a runner samples, and who proposes drafts reads sequences.
 # What goes over wires is what the public names are, the command line runs the server, and replicas are models, as are
-# faces of engines elsewhere.
+# models of engines elsewhere.
 WITHIN_A_FLOOR: Final = frozenset(
     {
         ("types", "config"),
@@ -37,8 +37,8 @@ WITHIN_A_FLOOR: Final = frozenset(
         ("cli", "server"),
         ("cli", "ray"),
         ("ray", "server"),
-        ("routing", "the async face"),
-        ("remote", "the async face"),
+        ("routing", "the async API"),
+        ("remote", "the async API"),
         ("routing", "remote"),
     }
 )
@@ -73,7 +73,7 @@ class Unit:
 def _units() -> Mapping[str, Unit]:
     """Map the first part of a module's path below the package to its unit."""
     ground = Unit("the ground", 0)
-    face = Unit("the async face", 8)
+    async_api = Unit("the async API", 8)
     packages = {
         "config": Unit("config", 1),
         "types": Unit("types", 1),
@@ -106,7 +106,7 @@ def _units() -> Mapping[str, Unit]:
         "mistralrs": Unit("mistralrs", 9),
         "testing": Unit("testing", 9),
     }
-    faces = (
+    async_modules = (
         "calls",
         "model",
         "model_insides",
@@ -119,11 +119,11 @@ def _units() -> Mapping[str, Unit]:
         "conversation",
     )
     grounds = ("system", "errors", "guard", "logs")
-    return packages | dict.fromkeys(grounds, ground) | dict.fromkeys(faces, face)
+    return packages | dict.fromkeys(grounds, ground) | dict.fromkeys(async_modules, async_api)
 
 
 UNITS: Final = _units()
-# The package's own __init__ exports the public names: whoever imports from it stands above the whole face.
+# The package's own __init__ exports the public names: whoever imports from it stands above the whole API.
 PUBLIC_API: Final = Unit("the public API", 8)
 
 

@@ -1,4 +1,4 @@
-"""The async face, under asyncio and trio."""
+"""The async API, under asyncio and trio."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Hold one file per engine that is measured, named after the engine. There is no other list."""
+"""Holds one file per measured engine, named after the engine. There is no other list of engines."""

@@ -12,17 +12,17 @@ from benchmarks.protocol import BenchmarkEngine, EngineSettings, LogitsPath, Pro
 
 __all__ = ["Engine"]
 
-# What its build finds out of a processor with AVX2 and nothing beyond.
+# The options that its build selects on a processor with AVX2 and nothing newer.
 _AVX2: Final = "-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_BMI2=ON -DGGML_FMA=ON -DGGML_F16C=ON"
 
-# Built for AMX, this version ends with a general protection fault at its first prompt (Granite Rapids, Linux 6.18).
+# Built for AMX, this version crashes with a general protection fault at its first prompt (Granite Rapids, Linux 6.18).
 _WITHOUT_AMX: Final = (
     f"{_AVX2} -DGGML_AVX_VNNI=ON -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON"
 )
 
 
 class Engine(BenchmarkEngine):
-    """Takes tokens straight from ``Llama.generate``, without making text or streams of them."""
+    """Takes tokens directly from ``Llama.generate``, without detokenization or streams."""
 
     REQUIREMENTS = ("llama-cpp-python==0.3.36",)
     ISAS = MappingProxyType({"avx2": {"CMAKE_ARGS": _AVX2}})
@@ -70,7 +70,7 @@ class Engine(BenchmarkEngine):
             n_ctx=n_ctx,
             n_threads=self._settings.num_threads,
             n_threads_batch=self._settings.num_threads,
-            logits_all=logits_all or lookup > 0,  # drafts need them; without, it keeps 512 rows and fails beyond
+            logits_all=logits_all or lookup > 0,  # drafts need it: otherwise only 512 rows of logits are kept
             draft_model=LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None,
             verbose=False,
         )

@@ -13,7 +13,7 @@ __all__ = ["Engine"]
 
 
 class Engine(BenchmarkEngine):
-    """Takes text only; its plain completions do not stream, so times are those of its usage, in milliseconds."""
+    """Accepts only text. Plain completions do not stream, so times come from the usage, in milliseconds."""
 
     REQUIREMENTS = ("mistralrs==0.9.5",)
 
@@ -34,7 +34,7 @@ class Engine(BenchmarkEngine):
         from mistralrs import CompletionRequest
 
         if len(prompts) > 1:
-            # Chats do stream side by side, but prompts that arrive together fail: "input tensor is not contiguous".
+            # Chats stream concurrently, but prompts that arrive together fail: "input tensor is not contiguous".
             raise UnsupportedError("its completions run one at a time")
         (prompt,) = prompts
         start = time.perf_counter()

@@ -9,12 +9,12 @@ from benchmarks.protocol import BenchmarkEngine, EngineSettings, Prompt, Request
 
 __all__ = ["Engine"]
 
-# GiB of KV: more than any task of the benchmark holds at once.
+# GiB of KV cache: more than any task of the benchmark needs.
 _CACHE_SIZE = 1
 
 
 class Engine(BenchmarkEngine):
-    """Steps the pipeline by hand, so that every token has its time."""
+    """Steps the pipeline itself, to get the time of every token."""
 
     REQUIREMENTS = ("openvino-genai==2026.4.1.0",)
 

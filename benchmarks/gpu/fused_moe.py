@@ -1,8 +1,8 @@
 """Time the mixture of experts of Qwen3-30B-A3B (128 experts, 8 per token) on CUDA, in bfloat16 and in Q4_K.
 
-Beside it, the same run times torch's grouped matrix products with the routing around them, as transformers uses them,
-and how fast the device copies, which few tokens are compared with. Every call has other experts than the one before, so
-that weights come from memory and not from the cache.
+For comparison, the same run times torch's grouped matrix products with routing, as transformers uses them, and a device
+copy, which is the limit for few tokens. Every call has other experts than the one before, so that weights are read from
+memory and not from the cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NUM_TOKENS: Final = (1, 8, 32, 256, 2048, 8192)
 NUM_BATCHES: Final = 8
 
 Moe = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Computes the mixture from hidden states, and the weights and numbers of their experts."""
+"""Computes the mixture from hidden states, and the weights and ids of their experts."""
 
 
 class _Batch(NamedTuple):
@@ -46,9 +46,9 @@ def run(device: torch.device) -> Iterator[Row]:
     """Time each number of tokens.
 
     :param device: a CUDA device
-    :returns: per number of tokens and form of the weights, microseconds by CUDA graph and called from Python, TFLOP/s,
-        and GB/s of the weights of the experts that are used; under ``reference`` torch's microseconds, in bfloat16, and
-        the device's copy in GB/s
+    :returns: per number of tokens and form of the weights: microseconds by CUDA graph and by calls from Python,
+        TFLOP/s, and GB/s of the selected experts' weights; under ``reference``, torch's microseconds in bfloat16, and
+        a device copy in GB/s
     """
     generator = torch.Generator(device).manual_seed(0)
 
@@ -98,7 +98,7 @@ def run(device: torch.device) -> Iterator[Row]:
 
 
 def _grouped_mm(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-    """Compute the same by torch's operations for grouped products, without waiting for the device."""
+    """Compute the same by torch's grouped products, without synchronizing with the device."""
     flat = topk_ids.flatten()
     order = flat.argsort()
     counts = torch.zeros(NUM_EXPERTS, dtype=torch.int32, device=flat.device)

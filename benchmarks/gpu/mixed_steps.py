@@ -1,4 +1,4 @@
-"""Time steps in which texts are generated beside a short prompt, as they are when short requests keep arriving."""
+"""Time steps that decode texts and prefill a short prompt, as when short requests keep arriving."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _SENDERS: Final = 4
 
 @frozen(kw_only=True)
 class Sizes:
-    """Sets how many there are.
+    """Sets numbers and lengths.
 
-    :ivar streams: texts that are generated
-    :ivar prompt: the tokens of each prompt beside them
-    :ivar output: the tokens of each text
-    :ivar counted: the same while launches are counted: the profiler keeps an event for each of a graph's kernels, 450
-        for every step of 8 billion weights, and takes a minute to sort those of 400 steps
+    :ivar streams: number of generated texts
+    :ivar prompt: tokens of each prompt
+    :ivar output: tokens of each text
+    :ivar counted: tokens of each text while launches are counted: the profiler keeps an event per kernel of a graph,
+        450 per step of a model with 8 billion weights, and takes a minute to sort the events of 400 steps
     """
 
     streams: int = 31
@@ -48,9 +48,9 @@ TINY: Final = Sizes(streams=3, prompt=8, output=48)
 
 @frozen
 class Window:
-    """Holds what happened while all texts were being generated and prompts kept coming.
+    """Holds the figures of the time in which all texts were running and prompts kept arriving.
 
-    :ivar prompts: how many of them were computed
+    :ivar prompts: number of computed prompts
     """
 
     seconds: float
@@ -59,7 +59,7 @@ class Window:
 
 
 def run(name: str, device: torch.device, *, dry: bool = False) -> Iterator[Row]:
-    """Run steps of decodes and a prompt, which fills what the budget of tokens leaves: recorded, and launched."""
+    """Time steps of decodes and a prompt that fills the token budget: as recorded CUDA graphs, and launched eagerly."""
     shape, sizes = (TINY_SHAPES[name], TINY) if dry else (SHAPES[name], Sizes())
     prompts = Prompts(shape.config["vocab_size"])
     label, case = f"paged_sdk, {shape.name}", f"{sizes.streams} decodes beside a prompt of {sizes.prompt}"
@@ -75,7 +75,7 @@ def run(name: str, device: torch.device, *, dry: bool = False) -> Iterator[Row]:
         try:
             for way, changed in (("recorded", nullcontext()), ("launched", _without_recordings())):
                 with changed:
-                    _seen(model, prompts, sizes)  # does not count
+                    _seen(model, prompts, sizes)  # warm-up
                     window = _seen(model, prompts, sizes)
                     launches: Counter[str] = Counter()
                     counted = _seen(model, prompts, evolve(sizes, output=sizes.counted), partial(_count_anew, launches))
@@ -95,7 +95,7 @@ def _seen(
     sizes: Sizes,
     watching: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Window:
-    """Return a window in which there were prompts: on a busy machine, all texts may end before one has come."""
+    """Return a window with prompts in it; on a busy machine, texts may end before any prompt was computed."""
     while True:
         window = asyncio.run(_window(model, prompts, sizes, watching()))
         if window.prompts and window.steps:
@@ -139,7 +139,7 @@ async def _window(model: Model, prompts: Prompts, sizes: Sizes, watching: Abstra
 
 @contextmanager
 def _without_recordings() -> Iterator[None]:
-    """Have steps with prompts launched one operation at a time."""
+    """Within this context, launch steps with prompts eagerly, instead of replaying CUDA graphs."""
     with patch.object(DeviceDecoding, "_is_mixed", lambda *_: False):
         yield
 

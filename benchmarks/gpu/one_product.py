@@ -1,6 +1,6 @@
-"""Multiply with one quantized matrix some times, for a profiler: `python -m benchmarks.gpu.one_product [--rows 1]`.
+"""Multiply with one quantized matrix several times, for a profiler: `python -m benchmarks.gpu.one_product [--rows 1]`.
 
-What the hardware's counters say of the kernel, where Nsight Compute is installed:
+To read the kernel's hardware counters with Nsight Compute:
 
     ncu --clock-control none --set full --launch-skip 4 --launch-count 2 -k 'regex:_kernel' \
         python -m benchmarks.gpu.one_product
@@ -21,11 +21,11 @@ __all__ = ["multiply"]
 
 
 def multiply(name: str, num_rows: int, shape: Sequence[int], device: torch.device) -> None:
-    """Multiply rows of activations with copies of a random matrix, so many that none is in the cache.
+    """Multiply rows of activations with copies of a random matrix, enough that none is in the cache.
 
-    :param name: the matrix's type, such as Q4_K
+    :param name: type of the matrix, such as Q4_K
     :param num_rows: rows of activations
-    :param shape: the matrix's rows and columns
+    :param shape: rows and columns of the matrix
     """
     height, width = shape
     x = torch.randn(num_rows, width, dtype=torch.bfloat16, device=device)

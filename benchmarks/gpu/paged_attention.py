@@ -1,8 +1,7 @@
 """Time paged attention on a CUDA device: `python -m benchmarks.gpu.paged_attention [--sweep]` prints a row per line.
 
-Times are medians over replays of a CUDA graph, so that they are the device's and not the launch's. Decoding is compared
-with a copy on the device in the same run, prefill with torch's own attention over the same keys: contiguous, and
-gathered from the same pages.
+Times are medians over replays of a CUDA graph, which exclude launches. Decode is compared with a device copy in the
+same run, prefill with torch's attention over the same keys: contiguous, and gathered from the same pages.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ BLOCK_SIZE: Final = 32
 SCALE: Final = HEAD_DIM**-0.5
 # sequences, tokens of context each
 DECODES: Final = ((64, 4096), (1, 65_536), (16, 1024), (256, 1024), (32, 8192))
-# the same with the last sequence longer than the others, in a step that is recorded for still longer ones
+# as DECODES, with a longer last sequence, in a step that is recorded for a still longer maximum
 ONE_LONG: Final = (256, 1024)
 LONG: Final = 9216
 RECORDED: Final = 32_768
@@ -64,10 +63,10 @@ PREFILL_TILES: Final = (
 
 @frozen
 class Batch:
-    """Holds rows over a paged cache whose blocks lie in random order.
+    """Holds rows over a paged cache with blocks in random order.
 
     :ivar rows: ``num_rows`` rows of ``num_tokens`` query tokens each, over ``length`` keys
-    :ivar more_keys: keys that the last row has besides
+    :ivar more_keys: additional keys of the last row
     """
 
     query: Tensor
@@ -80,13 +79,13 @@ class Batch:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of keys, values and scales that attention has to read."""
+        """Return the bytes of keys, values and scales that attention reads."""
         per_token = sum(tensor[0, 0].nbytes for tensor in self.cache.tensors)
         return (self.num_rows * self.length + self.more_keys) * per_token
 
     @property
     def num_operations(self) -> int:
-        """Return the multiplications and additions of causal attention, without the softmax's."""
+        """Return the multiplications and additions of causal attention, without those of the softmax."""
         pairs = sum(self.length - self.num_tokens + i + 1 for i in range(self.num_tokens))
         return self.num_rows * 4 * HEAD_DIM * NUM_HEADS * pairs
 
@@ -108,7 +107,7 @@ def make_batch(
 ) -> Batch:
     """Make a batch of random vectors.
 
-    :param max_context_len: what the kernels are launched for; None: the longest row
+    :param max_context_len: the maximum context length that the kernels are launched for; None: the longest row
     """
     blocks_of_row, more_blocks = -(-length // BLOCK_SIZE), -(-more_keys // BLOCK_SIZE)
     num_blocks = num_rows * blocks_of_row + more_blocks
@@ -148,7 +147,7 @@ def prefill_references(batch: Batch, device: torch.device) -> dict[str, float]:
 
 
 def flash_over_pages(batch: Batch, device: torch.device) -> Callable[[], Tensor]:
-    """Return a call of torch's FlashAttention as an engine makes it: in a chunk of a prompt, it includes gathering the
+    """Return a call of torch's FlashAttention as in an engine; for a chunk of a prompt, this includes gathering the
     keys.
     """
     shape = (len(batch.query), NUM_KV_HEADS, HEAD_DIM)
@@ -157,7 +156,7 @@ def flash_over_pages(batch: Batch, device: torch.device) -> Callable[[], Tensor]
 
 
 def pages_decoded_first(batch: Batch, device: torch.device) -> Callable[[], Tensor]:
-    """Return a call of Triton's kernels as an engine makes it over an f8e4m3 cache in a long chunk of a prompt."""
+    """Return a call of the Triton kernels as in an engine, for a long chunk of a prompt over an f8e4m3 cache."""
     shape = PrefillShape(
         num_heads=NUM_HEADS,
         num_kv_heads=NUM_KV_HEADS,
@@ -169,12 +168,12 @@ def pages_decoded_first(batch: Batch, device: torch.device) -> Callable[[], Tens
         quantized=True,
     )
     prefill = PagedPrefill(shape=shape, paged=paged_attention, flash=None, reason="it is measured")
-    nothing = batch.query.new_empty(0)  # keys are those of the cache
+    nothing = batch.query.new_empty(0)  # all keys are in the cache
     return partial(prefill, batch.query, nothing, nothing, batch.cache, prefill_rows(batch))
 
 
 def prefill_rows(batch: Batch) -> PrefillRows:
-    """Describe a batch's rows as an engine does."""
+    """Return the description of a batch's rows, as in an engine."""
     return PrefillRows(
         batch.rows,
         block_size=BLOCK_SIZE,
@@ -185,7 +184,7 @@ def prefill_rows(batch: Batch) -> PrefillRows:
 
 
 def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
-    """Return the microseconds of torch's attention over contiguous keys of whole prompts, by the backends that take the
+    """Return the microseconds of torch's attention over contiguous keys of whole prompts, by backend that supports the
     shape.
     """
     shape = (batch.num_rows, NUM_HEADS, batch.length, HEAD_DIM)
@@ -198,13 +197,13 @@ def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
                 times[f"torch {backend.name.lower()}"] = microseconds(
                     lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=SCALE)
                 )
-        except RuntimeError:  # how torch says that a backend cannot
+        except RuntimeError:  # the backend does not support the shape
             continue
     return times
 
 
 def _decodes(device: torch.device, *, quantized: bool) -> dict[str, Callable[[], Batch]]:
-    """Return what makes the batches of decodes."""
+    """Return functions that make the decode batches, by name."""
     make = partial(make_batch, device=device, quantized=quantized)
     num_rows, length = ONE_LONG
     return {
@@ -216,7 +215,7 @@ def _decodes(device: torch.device, *, quantized: bool) -> dict[str, Callable[[],
 
 
 def _calls(device: torch.device) -> Iterator[Callable[[], object]]:
-    """Yield calls that launch every kernel which is timed."""
+    """Yield calls that together launch every timed kernel."""
 
     def attend(make: Callable[[], Batch]) -> Tensor:
         return paged_attention(*make().inputs)
@@ -234,7 +233,7 @@ def _calls(device: torch.device) -> Iterator[Callable[[], object]]:
 
 
 def run(device: torch.device) -> Iterator[Row]:
-    """Time the kernels as an engine calls them, beside the limits of the same run, once all of them are compiled."""
+    """Compile all kernels, then time them as an engine calls them, with limits measured in the same run."""
     compile_side_by_side(_calls(device))
     copy = copy_bandwidth(device)
     in_bf16: dict[str, float] = {}
@@ -260,7 +259,7 @@ def run(device: torch.device) -> Iterator[Row]:
 
 
 def sweep(device: torch.device) -> Iterator[Row]:
-    """Time tiles and splits beside each other, to choose the defaults by."""
+    """Time all tiles and splits, to choose the defaults."""
     copy = copy_bandwidth(device)
     for (num_rows, length), splits in DECODE_SPLITS.items():
         batch = make_batch(num_rows, 1, length, device)

@@ -1,6 +1,6 @@
 """Run one part of a run on a GPU: `python -m benchmarks.gpu.parts NAME ROWS [--dry-run] [--seconds N]` writes its rows.
 
-A part has a process of its own: all its memory is freed, and neither a crash nor a hang loses what others found.
+Each part has a separate process, so that all its memory is freed, and a crash or hang loses no results of other parts.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from benchmarks.gpu.timing import Row
 
 __all__ = ["PARTS", "Part", "Run"]
 
-# A kernel's tests differ in sizes and dtypes. Under compute-sanitizer, and without torch's cache, each takes many times
-# as long.
+# Run only one in 8: a kernel's tests differ only in sizes and dtypes, and each takes many times as long under
+# compute-sanitizer and without torch's allocation cache.
 _CHECKED_ONE_IN: Final = 8
 
 
 @frozen(kw_only=True)
 class Run:
-    """Says how a part is run.
+    """Holds the settings of a part's run.
 
-    :ivar directory: gets what it writes beside its rows
+    :ivar directory: directory for output other than rows
     :ivar dry: whether to use tiny shapes
-    :ivar seconds: how long it may take, if it can end early by itself
+    :ivar seconds: time limit, for parts that can end early
     """
 
     device: torch.device
@@ -46,11 +46,11 @@ class Run:
 
 @frozen(kw_only=True)
 class Part:
-    """Describes one of the things to find out.
+    """Describes one part.
 
-    :ivar seconds: the time that it may take
-    :ivar rows: yields rows as it finds them
-    :ivar needs_gpu: whether it needs a GPU, so that it has no dry run
+    :ivar seconds: time limit
+    :ivar rows: yields rows as they are found
+    :ivar needs_gpu: whether the part needs a GPU, and so has no dry run
     """
 
     seconds: int
@@ -73,13 +73,13 @@ def _tests(run: Run) -> Iterator[Row]:
 
 
 def _memcheck(run: Run) -> Iterator[Row]:
-    """Run some of the kernels' tests under compute-sanitizer: no access is outside of a tensor."""
+    """Run some of the kernels' tests under compute-sanitizer, which detects accesses outside of tensors."""
     tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if tool is None:
         yield {"kernel": "memcheck", "case": "compute-sanitizer is not installed: nothing was checked"}
         return
     before = [tool, "--tool", "memcheck", "--target-processes", "all", "--error-exitcode", "86"]
-    # Without torch's cache each tensor is an allocation of its own, past whose end nothing is valid.
+    # Without torch's cache, each tensor is a separate allocation, so that accesses past its end are detected.
     environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     files = chosen_files("kernels/test_triton_*.py")
     options = ["--one-in", str(_CHECKED_ONE_IN)]

@@ -1,8 +1,8 @@
 """Time linear layers with quantized weights on CUDA: `python -m benchmarks.gpu.quantized_linear [--sweep]`.
 
-Weights stream from memory: a call multiplies with copies of a matrix one after the other, several times what the cache
-holds, in one CUDA graph. GB/s count the bytes of the repacked matrix, beside a copy on the device and torch's product
-of bfloat16 in the same run.
+Weights are read from memory: a CUDA graph multiplies with copies of a matrix, in total several times the cache's size.
+GB/s count the bytes of the repacked matrix. References in the same run are a device copy and torch's product in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paged_sdk.kernels.triton.tile_choices import TILE_CHOICES, MatrixUnits, Til
 
 __all__ = ["best_choices", "candidates", "run", "sweep"]
 
-# Rows and columns of the matrix.
+# Rows and columns of the matrices.
 SHAPES: Final = ((4096, 4096), (14_336, 4096), (4096, 14_336), (1536, 8960))
 SWEPT_TYPES: Final = ("Q4_K", "Q6_K")
 NUM_ROWS: Final = (1, 2, 4, 8, 16, 64, 256, 1024)
@@ -42,7 +42,7 @@ HALF: Final = 0x2000  # the float16 number 2**-7
 
 
 def random_matrix(tensor_type: int, rows: int, cols: int, device: torch.device) -> TritonBlockMatrix:
-    """Make random codes, and scales that are finite."""
+    """Make a matrix of random codes with finite scales."""
     form = TRITON_BLOCK_FORMATS[tensor_type]
     chunks = cols // 64
 
@@ -71,7 +71,7 @@ def random_matrix(tensor_type: int, rows: int, cols: int, device: torch.device) 
 
 
 def copies_of(matrix: TritonBlockMatrix) -> list[TritonBlockMatrix]:
-    """Make so many copies that none is still in the cache when its turn comes again."""
+    """Make enough copies that none is still in the cache at its next turn."""
     number = max(2, min(MAX_COPIES, STREAMED_BYTES // matrix.num_bytes)) // 2 * 2
     rows, cols = matrix.rows, matrix.cols
     return [random_matrix(matrix.tensor_type, rows, cols, matrix.quants.device) for _ in range(number)]
@@ -94,7 +94,7 @@ def describe(kernel: str, matrix: TritonBlockMatrix, num_rows: int, us: float, r
 
 
 def dense_times(rows: int, cols: int, device: torch.device) -> dict[int, float]:
-    """Return the microseconds of torch's product of bfloat16, by number of rows of activations."""
+    """Return the microseconds of torch's product in bfloat16, by number of rows of activations."""
     number = max(2, min(MAX_COPIES, STREAMED_BYTES // (2 * rows * cols)))
     weights = [torch.randn(rows, cols, dtype=torch.bfloat16, device=device) for _ in range(number)]
     times = {}
@@ -123,12 +123,12 @@ def _tiles(plan: TilePlan, x: Tensor, matrix: TritonBlockMatrix) -> Tensor:
 
 
 def run(device: torch.device) -> Iterator[Row]:
-    """Time every type with one row, Q4_K and Q6_K with more, and Q4_K's gate, up and activation in one kernel. What the
-    first shape needs is compiled side by side before: the others need little else.
+    """Time every type with one row, Q4_K and Q6_K with more, and Q4_K's gate, up and activation in one kernel. The
+    kernels of the first shape are compiled in parallel before; the other shapes need few others.
 
     :param device: a CUDA device
-    :returns: per case microseconds, GB/s of the repacked matrix and TFLOP/s; under ``reference`` the device's copy in
-        GB/s and torch's microseconds with bfloat16 weights
+    :returns: per case: microseconds, GB/s of the repacked matrix, and TFLOP/s; under ``reference``, a device copy in
+        GB/s, and torch's microseconds with bfloat16 weights
     """
     copied = copy_bandwidth(device)
     often = [tensor_type_of(name) for name in ("Q4_K", "Q6_K")]
@@ -154,7 +154,7 @@ def run(device: torch.device) -> Iterator[Row]:
 
 
 def candidates(units: MatrixUnits) -> Iterator[TileChoice]:
-    """Yield ways to cut the products of some rows of activations, those of the table first."""
+    """Yield tile choices for products with a number of rows of activations, those of the table first."""
     own = TILE_CHOICES[units]
     yield from own
     for choice in own:
@@ -168,9 +168,9 @@ def candidates(units: MatrixUnits) -> Iterator[TileChoice]:
 
 @frozen
 class Swept:
-    """Describes one way to cut a product.
+    """Describes one tile choice for a product.
 
-    :ivar choice: its name
+    :ivar choice: name of the choice
     :ivar num_rows: rows of activations
     """
 
@@ -184,11 +184,11 @@ class Swept:
 
 
 def sweep(device: torch.device) -> Iterator[Row]:
-    """Time the ways to cut products: few rows of activations added up by threads, and tiles of all sizes. The kernels
-    of a type are compiled side by side before it is timed.
+    """Time all tile choices: for few rows of activations, sums by threads; and tiles of all sizes. The kernels of a
+    type are compiled in parallel before it is timed.
 
     :returns: microseconds, or an error, for each matrix, number of rows of activations, and choice; and after each
-        matrix which choice took the least time so far, for each number of rows
+        matrix, the fastest choice so far for each number of rows
     """
     multiprocessors = num_multiprocessors(device)
     found: list[Row] = []
@@ -226,9 +226,9 @@ def _timed(way: Swept, matrices: Sequence[TritonBlockMatrix]) -> Row:
 
 
 def best_choices(rows: Sequence[Row]) -> dict[int, str]:
-    """Return for each number of rows the choice that takes the least time, as a geometric mean over all matrices.
+    """Return the fastest choice for each number of rows, by the geometric mean of times over all matrices.
 
-    What could not run with one of them is no choice.
+    Choices that failed with any matrix are left out.
     """
     times: dict[int, dict[str, list[float]]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Make models of the usual shapes with random weights on the device; their speed is that of the real ones."""
+"""Make models of usual shapes with random weights on the device; they are as fast as trained ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Q4_K: Final = tensor_type_of("Q4_K")
 class Shape:
     """Describes a model without its weights.
 
-    :ivar config: ``config.json``'s content
+    :ivar config: content of ``config.json``
     """
 
     name: str
@@ -41,7 +41,7 @@ class Shape:
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the tensors, by the names of a checkpoint."""
+        """Return the shapes of the tensors, by their names in a checkpoint."""
         config = self.config
         hidden, vocab = config["hidden_size"], config["vocab_size"]
         shapes: dict[str, tuple[int, ...]] = {
@@ -52,20 +52,18 @@ class Shape:
         for layer in range(config["num_hidden_layers"]):
             own = self._attention | self._mlp
             shapes.update({f"model.layers.{layer}.{name}.weight": shape for name, shape in own.items() if shape})
-        # Experts are stacked, and such tensors' names end without ".weight".
+        # Experts are stacked, in tensors whose names do not end in ".weight".
         return {name.removesuffix(".weight") if ".experts." in name else name: shape for name, shape in shapes.items()}
 
     @property
     def read_per_token(self) -> int:
-        """Return how many weights decoding one token reads: all but the embeddings, and of the experts the selected
-        ones.
-        """
+        """Return how many weights decoding one token reads: all except embeddings and experts that are not selected."""
         share = self.config.get("num_experts_per_tok", 1) / self.config.get("num_experts", 1)
         sizes = {name: torch.Size(shape).numel() for name, shape in self.tensors.items() if "embed_tokens" not in name}
         return round(sum(size * (share if ".experts." in name else 1) for name, size in sizes.items()))
 
     def kv_elements(self, depth: int) -> int:
-        """Return how many elements of keys and values decoding one token after ``depth`` others reads."""
+        """Return how many elements of keys and values are read to decode one token after ``depth`` others."""
         layers, heads, size = (self.config[name] for name in ("num_hidden_layers", "num_key_value_heads", "head_dim"))
         return 2 * int(layers * heads * size) * depth
 
@@ -180,7 +178,7 @@ class RandomSource:
     """Implements a :class:`~paged_sdk.weights.source.WeightSource` of random numbers.
 
     :param device: the device that matrices are made on
-    :param quantized: whether matrices are stored in Q4_K blocks, and then each expert's by themselves
+    :param quantized: whether matrices are Q4_K blocks; experts are then separate matrices
     """
 
     def __init__(self, shape: Shape, device: torch.device, *, quantized: bool) -> None:
@@ -212,17 +210,17 @@ class RandomSource:
         form = BLOCK_FORMATS[_Q4_K]
         num_blocks = shape[1] // form.elements
         blocks = torch.randint(256, (shape[0], num_blocks, form.num_bytes), dtype=torch.uint8, device=self._device)
-        # A weight is scale * six bits * four bits, less its minimum: so that weights lie around zero, and are small.
+        # A weight is scale * (6-bit scale) * (4-bit code) - minimum; these values keep weights small and around zero.
         scale = shape[1] ** -0.5 / 200
         blocks[..., :4] = torch.tensor([scale, 7.5 * scale], dtype=torch.float16).view(torch.uint8).to(self._device)
         return BlockMatrix(_Q4_K, blocks.view(shape[0], -1))
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing: there is nothing to close."""
 
 
 def _unstacked(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return shapes with a tensor for each matrix of each expert, as a GGUF file's are named."""
+    """Return shapes with a separate tensor for each matrix of each expert, named as in a GGUF file."""
     matrices: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
         block, is_experts, projection = name.partition(".experts.")
@@ -247,10 +245,10 @@ def open_random_engine(
     max_num_batched_tokens: int | None = None,
     quantized: bool = False,
 ) -> Iterator[OpenEngine]:
-    """Open an engine with a random model, put together as an application's is, for as long as the context lasts.
+    """Open an engine with a random model within this context, assembled as in an application.
 
-    :param max_num_batched_tokens: of a step; None: as many as by default
-    :param quantized: whether to keep matrices in Q4_K
+    :param max_num_batched_tokens: token budget of a step; None: the default
+    :param quantized: whether matrices are in Q4_K
     """
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -273,7 +271,7 @@ def open_random_engine(
 
 
 def _tokenizer(vocab_size: int) -> tokenizers.Tokenizer:
-    """Return a tokenizer with a text for every token: the bytes, then words."""
+    """Return a tokenizer in which every token has a text: first the bytes, then words."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pieces = [*alphabet, *(f"Ġw{number}" for number in range(vocab_size - len(alphabet)))]
     tokenizer = tokenizers.Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, []))

@@ -1,7 +1,7 @@
-"""Let pytest write how each test has ended, as soon as it has, and run some of the tests alone: `-p
+"""Let pytest write each test's result as soon as it has ended, and run only some of the tests: `-p
 benchmarks.gpu.report_plugin --ends-to FILE --one-in 8`.
 
-What it knows at its own end, such as junit's XML, is lost where it is killed before.
+Reports that pytest writes at its end, such as JUnit XML, are lost if it is killed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-in", type=int, default=1, help="run one in so many tests, of each file the first and so on")
 
 
-@pytest.hookimpl(trylast=True)  # of those that other options leave
+@pytest.hookimpl(trylast=True)  # after other options have deselected tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     one_in: int = config.getoption("--one-in")
     left_out = [item for place, item in enumerate(items) if place % one_in]
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     path: Path | None = config.getoption("--ends-to")
-    # Processes that share the tests tell the one that has divided them.
+    # With pytest-xdist, workers report to the controller, which alone writes.
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Writer(path))
 
@@ -40,11 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
 class _Writer:
     def __init__(self, path: Path) -> None:
         self._file = path.open("w")
-        self._held: dict[str, pytest.TestReport] = {}  # of tests that have only to be torn down
+        self._held: dict[str, pytest.TestReport] = {}  # reports of tests whose teardown has not ended
         self._failed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write a test once: as soon as it fails, otherwise after its teardown, which may fail as well."""
+        """Write each test once: as soon as it fails, otherwise after its teardown, which may fail too."""
         node = report.nodeid
         if report.outcome == "failed":
             held = self._held.pop(node, None)
@@ -68,7 +68,7 @@ class _Writer:
 
 
 def _message(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Return why a test was skipped, or what it raised, or no text."""
+    """Return why a test was skipped, or its exception, or an empty string."""
     if isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)

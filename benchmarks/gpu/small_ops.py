@@ -1,7 +1,7 @@
-"""Time the small ops between products on CUDA, beside a copy on the device: `python -m benchmarks.gpu.small_ops`.
+"""Time the small ops between matrix products on CUDA, and a device copy: `python -m benchmarks.gpu.small_ops`.
 
-Shapes are those of an 8B model (hidden size 4096, 32 heads of 128, 8 KV heads, MLP 14,336, 128,256 tokens). Sizes that
-fit the cache are read from it, as in a decoder: there they may exceed the copy.
+Shapes are those of an 8B model (hidden size 4096, 32 heads of 128, 8 KV heads, MLP 14,336, 128,256 tokens). Inputs that
+fit into the cache are read from it, as in a decoder, so these ops may be faster than the copy.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def run(device: torch.device) -> Iterator[Row]:
     """Time each op at its sizes.
 
     :param device: a CUDA device
-    :returns: per case microseconds and GB/s of what has to be read and written; under ``reference`` the microseconds of
-        torch's operations and the device's copy in GB/s
+    :returns: per case: microseconds, and GB/s of the bytes that must be read and written; under ``reference``, the
+        microseconds of torch's operations, and a device copy in GB/s
     """
     cases = list(_cases(device))
     compile_side_by_side(call for _, _, _, call, _ in cases)
@@ -58,7 +58,7 @@ def run(device: torch.device) -> Iterator[Row]:
 
 
 def _cases(device: torch.device) -> Iterator[Case]:
-    """Yield the name, size and bytes of each case, the op and its reference."""
+    """Yield each case's name, size, bytes, op and reference."""
 
     def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.randn(*shape, dtype=dtype, device=device)
@@ -94,7 +94,7 @@ def _cases(device: torch.device) -> Iterator[Case]:
 
 
 def _rotations(num_tokens: int, device: torch.device) -> Iterator[Case]:
-    """Yield rotary embedding and the write to the cache, in the model's dtype and in f8e4m3."""
+    """Yield rotary embedding with the write to the KV cache, in the model's dtype and in f8e4m3."""
     for stored in (torch.bfloat16, torch.float8_e4m3fn):
         heads = torch.randn(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=device)
         query, key, value = torch.split(heads, [NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS], dim=1)
@@ -120,8 +120,8 @@ def _rotations(num_tokens: int, device: torch.device) -> Iterator[Case]:
 
 
 def _choices(device: torch.device) -> Iterator[Case]:
-    """Yield the choice of the likeliest token and draws, from logits spread like a language model's, and from flat
-    ones: the worst case.
+    """Yield greedy and random sampling, from logits distributed like a language model's, and from flat ones, the worst
+    case.
     """
     for num_rows, spread in ((1, 4), (32, 4), (256, 4), (1, 1), (256, 1)):
         logits = torch.randn(num_rows, VOCAB_SIZE, device=device) * spread
@@ -137,14 +137,14 @@ def _choices(device: torch.device) -> Iterator[Case]:
             settings = DrawSettings(ones, (ones * top_k).int(), ones * top_p, ones * 0, places, places)
             reference = partial(_sort_and_draw, logits, top_k, top_p)
             yield name, case, logits.nbytes, partial(draw, logits, settings), reference
-        # Texts of some hundred different tokens: their counts are read whole, their logits hardly.
+        # Texts with some hundred distinct tokens: penalties read all counts, but few logits.
         occurrences = (torch.rand(num_rows, VOCAB_SIZE, device=device) < 0.004).int() * 3
         costs = (logits, occurrences, PenaltySettings(places, ones * 1.1, ones * 0, ones * 0))
         yield "penalize", case, occurrences.nbytes, partial(penalize, *costs), partial(penalize_reference, *costs)
 
 
 def _sort_and_draw(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Draw by torch's operations, and unlike the op's reference without a wait for the host."""
+    """Draw by torch's operations; unlike the op's reference, without synchronizing with the host."""
     if top_k == logits.shape[-1] and top_p == 1:
         weights, tokens = logits.softmax(dim=-1), None
     else:
@@ -159,8 +159,8 @@ def _sort_and_draw(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 def _rotate_and_write(
     rotation: Rotation, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor
 ) -> None:
-    """Rotate and write by torch's operations. Unlike the op's reference it skips no slots, for which the host would
-    have to wait.
+    """Rotate and write by torch's operations. Unlike the op's reference, skip no slots, which would need a
+    synchronization with the host.
     """
     rotation.rotate_(query)
     rotation.rotate_(key)

@@ -1,4 +1,4 @@
-"""Time calls on a CUDA device as medians of many, and measure the device's own limits in the same run."""
+"""Time calls on a CUDA device as medians over many, and measure the device's limits in the same run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 __all__ = ["Row", "copy_bandwidth", "count_launches", "launched_microseconds", "matmul_tflops", "microseconds"]
 
 Row: TypeAlias = dict[str, Any]
-"""Holds a figure: ``kernel``, ``case``, the measurements by unit, and under ``reference`` those to compare with."""
+"""A result: ``kernel``, ``case``, the measurements by unit, and under ``reference`` those to compare with."""
 
 _ROUNDS: Final = 25
 _WARM_UP: Final = 3
@@ -34,8 +34,8 @@ _CALLS: Final = MappingProxyType(
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    """Return the device's time for a call: the median of replays of a CUDA graph, so without launches from Python."""
-    for _ in range(_WARM_UP):  # what is compiled or chosen at the first call cannot be captured
+    """Return the device time of a call: the median over replays of a CUDA graph, without launches from Python."""
+    for _ in range(_WARM_UP):  # compilation and autotuning in the first calls cannot be captured
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -45,10 +45,10 @@ def microseconds(call: Callable[[], object]) -> float:
 
 
 def launched_microseconds(call: Callable[[], object]) -> float:
-    """Return the device's time for a call with its waits for Python: the median of many."""
+    """Return the device time of a call including waits for launches from Python: the median over many."""
     for _ in range(_WARM_UP):
         call()
-    event: Any = torch.cuda.Event  # it has no annotations
+    event: Any = torch.cuda.Event  # its constructor has no annotations
     times: list[float] = []
     for _ in range(_ROUNDS):
         begin, end = event(enable_timing=True), event(enable_timing=True)
@@ -62,8 +62,8 @@ def launched_microseconds(call: Callable[[], object]) -> float:
 
 @contextmanager
 def count_launches(counts: Counter[str]) -> Iterator[None]:
-    """Count what all threads ask of a CUDA device within the block: launches of kernels and of graphs, and copies.
-    Without such a device nothing is counted.
+    """Count launches of kernels and graphs, and copies, by all threads within this context. Without a CUDA device,
+    nothing is counted.
     """
     if not torch.cuda.is_available():
         yield
@@ -78,10 +78,10 @@ def count_launches(counts: Counter[str]) -> Iterator[None]:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Return the GB/s of a copy on the device, its reads and writes both counted."""
+    """Return the GB/s of a device copy, counting both reads and writes."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    # Not by a graph, which leaves copies to the engines that serve the host: 2.7 TB/s on an H200, and 4.2 by a kernel.
+    # Not by a graph, which would use the copy engines: 2.7 TB/s on an H200, instead of 4.2 TB/s by a kernel.
     return 2 * source.nbytes / launched_microseconds(lambda: target.copy_(source)) / 1000
 
 

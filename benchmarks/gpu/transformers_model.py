@@ -15,13 +15,13 @@ from benchmarks.protocol import Prompt, RequestTimes, UnsupportedError
 __all__ = ["Generate", "TransformersModel"]
 
 Generate: TypeAlias = Callable[[Sequence[Prompt], int], list[RequestTimes]]
-"""Does what :meth:`~benchmarks.protocol.BenchmarkEngine.generate` says."""
+"""A function like :meth:`~benchmarks.protocol.BenchmarkEngine.generate`."""
 
 
 class TransformersModel:
-    """Holds a model of a shape, made on the device.
+    """Holds a transformers model with random weights, made on the device.
 
-    :ivar version: the package's version
+    :ivar version: version of transformers
     """
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
@@ -39,21 +39,21 @@ class TransformersModel:
                 torch.nn.init.ones_(parameter)
             else:
                 torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
-        # No token ends a text, so each is as long as every other engine's.
+        # No end token, so that texts are as long as every other engine's.
         self._model.config.eos_token_id = self._model.generation_config.eos_token_id = None
-        # Frequencies of positions are no parameters: without storage they would be what memory held before.
+        # Rotary frequencies are not parameters: made on the meta device, they would be uninitialized memory.
         body = self._model.model
         body.rotary_emb = type(body.rotary_emb)(config).to(device)
 
     @contextmanager
     def continuous_batching(self) -> Iterator[Generate]:
-        """Run with paged attention, requests batched as they come, as ``transformers serve`` does.
+        """Run with paged attention and continuous batching, as ``transformers serve`` does.
 
-        :raises UnsupportedError: this version has no such thing
+        :raises UnsupportedError: this version does not have it
         """
         if not hasattr(self._model, "init_continuous_batching"):
             raise UnsupportedError(f"transformers {self.version} has no continuous batching")
-        # On a CPU the pool would be all of its memory.
+        # On a CPU, the pool would take all memory.
         pool = {} if self._device.type == "cuda" else {"num_blocks": 16, "max_batch_tokens": 256}
         manager: Any = self._model.init_continuous_batching(
             generation_config=self._settings(1),

@@ -17,7 +17,7 @@ from paged_sdk.calls.embedder import Embedder
 from paged_sdk.calls.generation_requests import ChatStream, CompletionStream, GenerationRequests
 from paged_sdk.calls.preparation import in_thread
 from paged_sdk.calls.ranker import Ranker
-from paged_sdk.calls.reading_requests import ReadingRequests
+from paged_sdk.calls.reading_requests import ReadingRequests, check_flag
 from paged_sdk.calls.scorer import Scorer
 from paged_sdk.calls.structured import Structure
 from paged_sdk.calls.tool_loop import OnToolError, ToolRun, run_tools
@@ -132,8 +132,8 @@ class Model(OfOneProcess):
     @property
     def ranks_texts(self) -> bool:
         """Tell whether it is a reranker: see :meth:`rank`."""
-        ranks = self._insides.recipe.ranks
-        return ranks is not None and ranks.why_not is None
+        ranking = self._insides.recipe.ranking
+        return ranking is not None and ranking.why_not is None
 
     async def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
         """Answer a conversation.
@@ -319,7 +319,7 @@ class Model(OfOneProcess):
 
         :raises InvalidRequestError: not a text, or one with lone surrogates
         """
-        _check_flag("add_special_tokens", add_special_tokens)
+        check_flag("add_special_tokens", add_special_tokens)
         tokenizer = self._preparer.text.tokenizer
         return await in_thread(partial(tokenizer.encode, text, add_special_tokens=add_special_tokens))
 
@@ -328,7 +328,7 @@ class Model(OfOneProcess):
 
         :raises InvalidRequestError: an id outside the vocabulary
         """
-        _check_flag("skip_special_tokens", skip_special_tokens)
+        check_flag("skip_special_tokens", skip_special_tokens)
         checked = list(self._preparer.check_token_ids("token_ids", token_ids))
         tokenizer = self._preparer.text.tokenizer
         return await in_thread(partial(tokenizer.decode, checked, skip_special_tokens=skip_special_tokens))
@@ -446,11 +446,6 @@ class Model(OfOneProcess):
         self, request_id: str, num_texts: int, prefix: PromptLike | None, options: RequestOptions
     ) -> None:
         """Hook called before texts are scored; a model for tests chooses their scores."""
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidRequestError.of(name, value, "True or False")
 
 
 def _end(worker: EngineAccess) -> None:

@@ -246,7 +246,7 @@ class ResponseStream(OfOneProcess, Generic[ResponseT, ChunkT]):
 
     def _note_whole(self) -> None:
         """Call the function set by :meth:`when_whole`, if all choices are complete."""
-        if self._when_whole is not None and self._parts.are_whole:
+        if self._when_whole is not None and self._parts.all_complete:
             self._when_whole(self.response_so_far())
 
     def _limit(self) -> AbstractContextManager[None]:

@@ -118,11 +118,11 @@ def test_forms_there_and_back(model: DecoderModel, adapter: Path) -> None:
     before = held()
     bank.hold((range(2),))
     assert len(held().native) == 1
-    assert not held().of
+    assert not held().by_layer
     bank.hold(())
-    assert held().of.keys() == before.of.keys()
-    for name, weights in before.of.items():
-        again = held().of[name]
+    assert held().by_layer.keys() == before.by_layer.keys()
+    for name, weights in before.by_layer.items():
+        again = held().by_layer[name]
         assert torch.equal(again.down, weights.down)
         for part, other in zip(again.parts, weights.parts, strict=True):
             assert (part.rows, part.ranks) == (other.rows, other.ranks)
@@ -138,10 +138,10 @@ def test_what_is_read(adapter: Path, bank: AdapterBank) -> None:
     assert len(read.modules) == 6
     fitted = bank.read(str(adapter))
     assert fitted.digest == read.digest
-    assert sorted(fitted.lora.of) == [
+    assert sorted(fitted.lora.by_layer) == [
         f"model.layers.{layer}.{name}" for layer in range(2) for name in ("mlp.gate_proj", "self_attn.q_proj")
     ]
-    weights = fitted.lora.of["model.layers.0.self_attn.q_proj"]
+    weights = fitted.lora.by_layer["model.layers.0.self_attn.q_proj"]
     query, value = weights.parts
     assert (query.rows, value.rows) == (slice(0, 64), slice(96, 128))
     stored = load_file(adapter / "adapter_model.safetensors")
@@ -310,7 +310,7 @@ def test_updates_are_of_the_models_dtype_and_of_float32_at_least_for_embeddings_
     lora = make_bank(model, dtype=dtype).read(str(adapter)).lora
     assert lora.embedding is not None
     assert lora.head is not None
-    assert {each.down.dtype for each in lora.of.values()} == {of_layers}
+    assert {each.down.dtype for each in lora.by_layer.values()} == {of_layers}
     assert {each.dtype for end in (lora.embedding, lora.head) for each in (end.down, end.parts[0].up)} == {of_ends}
 
 
@@ -345,13 +345,13 @@ def test_modules_that_the_model_has_not(adapter: Path, bank: AdapterBank, name: 
 
 def test_names_around_the_decoder_are_passed_over(adapter: Path, bank: AdapterBank) -> None:
     path = adapter / "adapter_model.safetensors"
-    expected = bank.read(str(adapter)).lora.of
+    expected = bank.read(str(adapter)).lora.by_layer
     changed = {
         name.replace("model.model.layers", "model.model.language_model.layers"): value
         for name, value in load_file(path).items()
     }
     save_file(changed, path)
-    assert bank.read(str(adapter)).lora.of.keys() == expected.keys()
+    assert bank.read(str(adapter)).lora.by_layer.keys() == expected.keys()
 
 
 def test_files_that_are_refused(adapter: Path, bank: AdapterBank) -> None:
@@ -412,10 +412,10 @@ def test_a_gguf_file_says_the_same(adapter: Path, file: Path, model: DecoderMode
     """llama's query and key rows lie in another order there."""
     bank = make_bank(model, head_dim=16)
     expected, found = bank.read(str(adapter)), bank.read(str(file))
-    assert found.lora.of.keys() == expected.lora.of.keys()
-    for name, weights in expected.lora.of.items():
-        assert torch.equal(found.lora.of[name].down, weights.down)
-        for part, other in zip(found.lora.of[name].parts, weights.parts, strict=True):
+    assert found.lora.by_layer.keys() == expected.lora.by_layer.keys()
+    for name, weights in expected.lora.by_layer.items():
+        assert torch.equal(found.lora.by_layer[name].down, weights.down)
+        for part, other in zip(found.lora.by_layer[name].parts, weights.parts, strict=True):
             assert torch.equal(part.up, other.up)
     assert read_gguf(file).invocation == ()
 

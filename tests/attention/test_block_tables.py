@@ -53,7 +53,7 @@ def test_tables_that_come_grow_go_and_come_again() -> None:
             elif generator.random() < 0.1:
                 owner.ids, owner.version = some_ids(), owner.version + 1
         assert rows_of(tables, step) == [owner.ids for owner in step]
-        assert tables.tensor[tables.nobody].eq(0).all()
+        assert tables.tensor[tables.padding_seat].eq(0).all()
 
 
 def test_a_table_of_another_version_is_sent_as_a_whole() -> None:

@@ -12,7 +12,7 @@ from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.paged import PagedCacheType
-from paged_sdk.kernels.attention_inputs import Products
+from paged_sdk.kernels.attention_inputs import Precision
 from paged_sdk.kernels.fp8 import F8E4M3_MAX, dequantize_f8e4m3, quantize_f8e4m3
 from spans import span
 
@@ -168,7 +168,7 @@ def test_what_keys_have_in_common_is_no_loss(
         settings = fp8(16, dtype, key_offsets)
         if native:
             backend: PagedBackend = NativePagedBackend(
-                config, settings, 32, workspace=workspace(), products=Products.INT8
+                config, settings, 32, workspace=workspace(), precision=Precision.INT8
             )
         else:
             backend = PagedBackend(config, settings, 32)

@@ -21,7 +21,7 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.paged import PagedCacheType
-from paged_sdk.kernels.attention_inputs import Products
+from paged_sdk.kernels.attention_inputs import Precision
 from spans import span
 
 NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,12 +34,12 @@ WINDOWS_AND_CAPS: tuple[tuple[tuple[int | None, ...], float | None], ...] = (
 
 
 def native(
-    config: DecoderConfig, *, block_size: int = 16, products: Products = Products.FLOAT32, **settings: Any
+    config: DecoderConfig, *, block_size: int = 16, precision: Precision = Precision.FLOAT32, **settings: Any
 ) -> NativePagedBackend:
     """Return a pool whose every slot, and every scale, holds NaN."""
     pool = PoolSettings(block_size=block_size, device=CPU, **settings)
     num_blocks = NUM_BLOCKS * 64 // block_size
-    backend = NativePagedBackend(config, pool, num_blocks, workspace=workspace(), products=products)
+    backend = NativePagedBackend(config, pool, num_blocks, workspace=workspace(), precision=precision)
     for cache in backend.native_pages.caches:
         for tensor in (cache.key, cache.value, cache.k_scale, cache.v_scale):
             if tensor is not None:
@@ -149,7 +149,7 @@ def test_it_follows_from_a_tokens_place_alone_where_tokens_need_not_be_exact(
     text = Text(config, 60, seed=1, dtype=torch.bfloat16, spread=1)
 
     def outputs(*lengths: int) -> Tensor:
-        backend = native(config, dtype=torch.bfloat16, products=Products.INT8, cache_type=cache_type)
+        backend = native(config, dtype=torch.bfloat16, precision=Precision.INT8, cache_type=cache_type)
         parts, start = [], 0
         for count in lengths:
             step = backend.prepare([span(start, count, tables(16)[0], num_prompt_tokens=num_prompt_tokens)])
@@ -170,8 +170,8 @@ def test_tokens_need_not_be_exact() -> None:
     texts = [Text(config, 60, seed=1, dtype=torch.bfloat16, spread=1)]
     steps = ({0: 50}, *({0: 1} for _ in range(10)))
     exact, *rounded = (
-        attended(native(config, dtype=torch.bfloat16, products=products), texts, steps, tables(16))[0]
-        for products in Products
+        attended(native(config, dtype=torch.bfloat16, precision=precision), texts, steps, tables(16))[0]
+        for precision in Precision
     )
     for fast in rounded:
         torch.testing.assert_close(fast, exact, rtol=0, atol=0.03)

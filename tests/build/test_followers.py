@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -20,9 +23,10 @@ from paged_sdk.build.ranks import child_ranks, launched
 from paged_sdk.build.ranks.child_ranks import ChildRanks
 from paged_sdk.build.ranks.followers import Followers
 from paged_sdk.build.ranks.launched import follow_launch
-from paged_sdk.build.ranks.ranks import Seat
+from paged_sdk.build.ranks.ranks import RankPlacement
 from paged_sdk.config.build import BuildSettings
-from paged_sdk.config.env import Environment, Launch
+from paged_sdk.config.env import Environment
+from paged_sdk.config.launch import Launch
 from paged_sdk.parallel.group import Group, Message
 from paged_sdk.parallel.rendezvous import Rendezvous
 from rank_threads import free_port, run_ranks
@@ -88,17 +92,18 @@ def test_loading_ends_with_that_of_another_rank_and_setting_up_with_its_engine()
         Followers(ranks).watched(lambda: None)()
 
 
+def failing_child(*_: str, stdin: int, stdout: int, **__: Any) -> subprocess.Popen[bytes]:
+    program = "import sys; print('a file is damaged', flush=True); sys.exit(1)"
+    return subprocess.Popen([sys.executable, "-c", program], stdin=stdin, stdout=stdout, bufsize=0)
+
+
 def test_a_child_that_cannot_load_its_part_is_seen_while_rank_0_loads_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(*_: str, stdin: int, stdout: int, **__: Any) -> subprocess.Popen[bytes]:
-        program = "import sys; print('a file is damaged', flush=True); sys.exit(1)"
-        return subprocess.Popen([sys.executable, "-c", program], stdin=stdin, stdout=stdout, bufsize=0)
-
-    monkeypatch.setattr(child_ranks, "start_program", start)
-    seats = [Seat(num_threads=1)] * 2
+    monkeypatch.setattr(child_ranks, "start_program", failing_child)
+    placements = [RankPlacement(num_threads=1)] * 2
     settings = BuildSettings(device="cpu", tensor_parallel=2)
-    followers = Followers(ChildRanks(loading(tmp_path, settings), seats))
+    followers = Followers(ChildRanks(loading(tmp_path, settings), placements))
     going_on = followers.watched(lambda: time.sleep(0.01))
     with pytest.raises(
         ModelLoadError, match=r"rank 1 of 2 has ended: process \d+ .* status 1: a file is damaged"
@@ -107,10 +112,37 @@ def test_a_child_that_cannot_load_its_part_is_seen_while_rank_0_loads_its_own(
     followers.close(raised.value)
 
 
+def test_a_child_is_heard_in_a_process_with_many_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """select() takes no file descriptors above 1023."""
+
+    def start(*args: str, **options: Any) -> subprocess.Popen[bytes]:
+        process = failing_child(*args, **options)
+        assert process.stdout is not None
+        number = fcntl.fcntl(process.stdout, fcntl.F_DUPFD_CLOEXEC, 1024)
+        process.stdout.close()
+        process.stdout = os.fdopen(number, "rb", buffering=0)
+        return process
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, before[1]))
+    monkeypatch.setattr(child_ranks, "start_program", start)
+    try:
+        ranks = ChildRanks(
+            loading(tmp_path, BuildSettings(device="cpu", tensor_parallel=2)), [RankPlacement(num_threads=1)] * 2
+        )
+        with pytest.raises(ModelLoadError, match="rank 1 of 2 has ended"):
+            ranks.join(lambda: None)
+        ranks.end(0.0, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 def test_where_no_directory_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(EngineError, match=r"temporary file, and none can be made: .*missing.*; TMPDIR names"):
-        ChildRanks(loading(tmp_path, BuildSettings(device="cpu", tensor_parallel=2)), [Seat(num_threads=1)] * 2)
+        ChildRanks(
+            loading(tmp_path, BuildSettings(device="cpu", tensor_parallel=2)), [RankPlacement(num_threads=1)] * 2
+        )
 
 
 def _forever(do: Callable[[], None]) -> NoReturn:

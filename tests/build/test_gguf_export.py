@@ -173,6 +173,28 @@ def test_parts_become_one_file(tmp_path: Path) -> None:
     assert torch.equal(joined.tensors["output.weight"].decoded(), expected)
 
 
+def test_a_file_that_is_no_model_is_refused_as_such_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "lora.gguf", "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_tensor("blk.0.attn_q.weight.lora_a", np.ones((4, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    opened: list[GgufFile] = []
+
+    def open_and_note(path: Path) -> list[GgufFile]:
+        opened.extend(open_gguf(path))
+        return opened
+
+    monkeypatch.setattr(gguf_plan, "open_gguf", open_and_note)
+    with pytest.raises(CheckpointError, match="holds a LoRA adapter"):
+        write_gguf(tmp_path / "lora.gguf", tmp_path / "m.gguf", type="Q8_0", overrides=[("attn_v", "F16")])
+    with pytest.raises(CheckpointError, match="is closed"):
+        next(iter(opened[0].tensors.values())).blocks()
+
+
 SCALINGS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"rope_type": "linear", "factor": 4.0}),
     ("qwen2", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}),

@@ -11,17 +11,19 @@ from attrs import evolve
 
 from paged_sdk import ConfigError, Topology
 from paged_sdk.build.ranks import ranks
-from paged_sdk.build.ranks.ranks import Seat, check_ranks, choose_seats, launched_seat
+from paged_sdk.build.ranks.ranks import RankPlacement, check_ranks, place_launched_rank, place_ranks
 from paged_sdk.config.build import BuildSettings
-from paged_sdk.config.env import Launch
+from paged_sdk.config.launch import Launch
 
 LOW, HIGH = frozenset(range(6)), frozenset(range(6, 10))
 
 
-def seats(nodes: Mapping[int, frozenset[int]], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[Seat]:
+def placements(
+    nodes: Mapping[int, frozenset[int]], monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> list[RankPlacement]:
     monkeypatch.setattr(ranks, "numa_nodes", lambda: nodes)
     monkeypatch.setattr(ranks, "usable_processors", lambda: sum(map(len, nodes.values())))
-    return list(choose_seats(BuildSettings(device="cpu", **settings)))
+    return list(place_ranks(BuildSettings(device="cpu", **settings)))
 
 
 @pytest.mark.parametrize(
@@ -42,14 +44,14 @@ def seats(nodes: Mapping[int, frozenset[int]], monkeypatch: pytest.MonkeyPatch, 
         ({0: LOW}, {"tensor_parallel": 8}, [(1, None)] * 8),
     ],
 )
-def test_seats(
+def test_where_ranks_compute(
     nodes: Mapping[int, frozenset[int]],
     settings: dict[str, Any],
     expected: list[tuple[int | None, frozenset[int] | None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = seats(nodes, monkeypatch, **settings)
-    assert [(seat.num_threads, seat.processors) for seat in found] == expected
+    found = placements(nodes, monkeypatch, **settings)
+    assert [(placement.num_threads, placement.processors) for placement in found] == expected
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_seats(
 )
 def test_what_is_refused(settings: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=said):
-        seats({0: LOW, 2: HIGH}, monkeypatch, **settings)
+        placements({0: LOW, 2: HIGH}, monkeypatch, **settings)
 
 
 @pytest.mark.parametrize(
@@ -82,10 +84,10 @@ def test_a_process_that_was_started_as_one_of_several(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nodes = {0: LOW, 1: HIGH}
-    seats(nodes, monkeypatch)
+    placements(nodes, monkeypatch)
     launch = Launch(rank=3, size=4, local_rank=local[0], local_size=local[1], address="first", port=1)
-    seat = launched_seat(BuildSettings(device="cpu", **settings), launch)
-    assert (seat.num_threads, seat.processors) == expected
+    placement = place_launched_rank(BuildSettings(device="cpu", **settings), launch)
+    assert (placement.num_threads, placement.processors) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_a_process_that_was_started_as_one_of_several(
 def test_what_is_refused_of_one_of_several(settings: dict[str, Any], said: str) -> None:
     launch = Launch(rank=0, size=4, address="first", port=1)
     with pytest.raises(ConfigError, match=said):
-        launched_seat(BuildSettings(device="cpu", **settings), launch)
+        place_launched_rank(BuildSettings(device="cpu", **settings), launch)
 
 
 @pytest.fixture
@@ -120,24 +122,24 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_rank_is_on_a_gpu_of_its_own(settings: dict[str, Any], expected: list[str | None]) -> None:
-    found = choose_seats(BuildSettings(num_threads=6, **settings))
-    assert [seat.device for seat in found] == expected
-    assert sum(seat.num_threads or 0 for seat in found) == 6
-    assert [seat.of(BuildSettings()).device for seat in found] == [each or "auto" for each in expected]
+    found = place_ranks(BuildSettings(num_threads=6, **settings))
+    assert [placement.device for placement in found] == expected
+    assert sum(placement.num_threads or 0 for placement in found) == 6
+    assert [placement.of(BuildSettings()).device for placement in found] == [each or "auto" for each in expected]
 
 
 @pytest.mark.usefixtures("three_gpus")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"tensor_parallel": 4}, "with_tensor_parallel = 4 .* at most 3, so many GPUs there are"),
+        ({"tensor_parallel": 4}, "with_tensor_parallel = 4 .* at most 3, the number of GPUs"),
         ({"topology": Topology.new([0, 3])}, "Topology.devices = 3 .* a number below 3"),
         ({"tensor_parallel": 2, "device": "cuda:1"}, "device = 'cuda:1' .* without a number"),
     ],
 )
 def test_gpus_that_there_are_not(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        choose_seats(BuildSettings(**settings))
+        place_ranks(BuildSettings(**settings))
 
 
 @pytest.mark.parametrize(("count", "local_rank", "expected"), [(3, 2, "cuda:2"), (1, 2, "cuda:0")])
@@ -146,10 +148,10 @@ def test_a_process_is_on_the_gpu_of_its_number(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     launch = Launch(rank=2, size=4, local_rank=local_rank, local_size=4, address="first", port=1)
-    assert launched_seat(BuildSettings(tensor_parallel="auto"), launch).device == expected
+    assert place_launched_rank(BuildSettings(tensor_parallel="auto"), launch).device == expected
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match=r"LOCAL_RANK = 3 .* a number below 2"):
-        launched_seat(BuildSettings(tensor_parallel="auto"), evolve(launch, local_rank=3))
+        place_launched_rank(BuildSettings(tensor_parallel="auto"), evolve(launch, local_rank=3))
 
 
 GPU, OTHER, CPU = torch.device("cuda:0"), torch.device("cuda:1"), torch.device("cpu")

@@ -101,7 +101,7 @@ def test_a_file_of_serve_s_own_is_one_of_these_too(tmp_path: Path) -> None:
         ("command: run\nmax-tokens: true", "c.yaml", "expected integer"),
         ("command: run\nmax-tokens: 4.5", "c.yaml", "--max-tokens"),
         ("command: run\nmax-tokens: x", "c.yaml", "--max-tokens"),
-        ("command: run\nmodel: a\nmodel-id: a", "c.yaml", "means the same as model"),
+        ("command: run\nmodel: a\nmodel-id: a", "c.yaml", "the same option as model"),
         ("command: run\nraw: true\nraw: true", "c.yaml", "twice"),
         ('{"command": "run", "raw": true, "raw": false}', "c.json", "twice"),
         ("command: from-config", "c.yaml", "expected one of run, serve"),

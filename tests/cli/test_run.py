@@ -139,7 +139,7 @@ def test_bytes_that_are_no_text_are_no_prompt(endless: Path) -> None:
             check=False,
         )
         assert ended.returncode == 2
-        assert b"no text in utf-8" in ended.stderr
+        assert b"stdin is not valid text in utf-8" in ended.stderr
 
 
 def test_what_is_quantized_again_is_said(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_replicas_under_ray_serve(serve: Any) -> None:
     models, _ = serve({"models": [{"model": "a/b"}, {"model": "c/d"}]}, "--ray", "--replicas", "3")
     assert [(each.ray, each.replicas, each.max_replicas) for each in models] == [(True, 3, None)] * 2
     assert "give --ray" in serve({"max_replicas": 2}, code=2)
-    assert "to begin with" in serve({"ray": True, "replicas": 3, "max_replicas": 2}, code=2)
+    assert "at least 3" in serve({"ray": True, "replicas": 3, "max_replicas": 2}, code=2)
 
 
 def test_a_number_without_a_fraction_is_an_integer(serve: Any) -> None:
@@ -176,9 +176,9 @@ def test_the_command_line_counts_before_what_a_file_says_in_other_words(
         ({"isq": "Q9"}, "--isq"),
         ({"paged": {"memory_mb": 4, "context_len": 4}}, "exclude"),
         ("[1]", "a JSON object"),
-        ("{", "no JSON"),
-        ('{"isq": "Q4K", "isq": "Q8_0"}', "isq is there twice"),
-        ('{"paged": {"block_size": 8, "block_size": 16}}', "block_size is there twice"),
+        ("{", "not JSON"),
+        ('{"isq": "Q4K", "isq": "Q8_0"}', "isq is given twice"),
+        ('{"paged": {"block_size": 8, "block_size": 16}}', "block_size is given twice"),
         ({"server": {"adapter_folder": ""}}, "--adapter-folder: expected the name of a directory"),
         ({"isq_cache": ""}, "--isq-cache: '' is not allowed: expected a path"),
         ({"mmproj": "", "model": "a/b:Q4_K_M"}, "--mmproj: '' is not allowed: expected a path"),
@@ -245,7 +245,7 @@ def test_several_models_of_a_command_line(serve: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "arguments", "said"),
     [
-        ({"models": [{}, {}], "name": "x"}, [], "name is of one"),
+        ({"models": [{}, {}], "name": "x"}, [], "they cannot share name"),
         ({"models": []}, [], "models"),
         ({"models": [{"server": {}}]}, [], "models[0].server"),
         ({"models": [{}, {}]}, ["-m", "a"], "--model-id and several models in --config exclude each other"),

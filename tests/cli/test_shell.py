@@ -124,7 +124,7 @@ def test_streams_may_be_closed_from_the_start() -> None:
 def test_a_full_disk_is_one_line() -> None:
     run = ended("serve", "--config-schema", redirected=">/dev/full")
     assert run.returncode == 1
-    assert run.stderr == "error: what is to be shown cannot be written: No space left on device\n"
+    assert run.stderr == "error: the output cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize("command", ["", "run", "serve", "bench", "tune", "quantize", "doctor", "top", "from-config"])

@@ -132,7 +132,7 @@ def port_of_nobody() -> Iterator[int]:
 def test_a_server_that_wants_its_key(server: Serving, key: str | None) -> None:
     refused = top(server.url, "--once", PAGED_SDK_API_KEY=key)
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert "it needs its key: --api-key" in refused.stderr
+    assert "the server needs an API key: --api-key" in refused.stderr
 
 
 def test_a_key_of_a_file_ends_in_a_line(server: Serving) -> None:

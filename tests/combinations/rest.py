@@ -40,7 +40,7 @@ async def problems_at_rest(model: Model, proposer: Proposer) -> list[str]:
             check_paged(engine._kv, [])
         for drafter in _draft_models(proposer):
             if isinstance(drafter._kv, KvCacheManager):
-                check_paged(drafter._kv, [text.table for text in drafter._texts.values()])
+                check_paged(drafter._kv, [state.table for state in drafter._states.values()])
 
     worker: Any = model._worker
     try:

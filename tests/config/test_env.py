@@ -7,13 +7,13 @@ import pytest
 from paged_sdk import ConfigError, HangLimits, IsqType, MemoryGpuConfig, PagedAttentionMeta, PagedCacheType
 from paged_sdk.config.env import (
     Environment,
-    Launch,
     device_variables,
     nccl_leaves_the_process,
     read_environment,
     read_launch,
     read_variable,
 )
+from paged_sdk.config.launch import Launch
 
 
 def test_nothing_set_says_nothing() -> None:
@@ -160,7 +160,7 @@ def test_a_launch() -> None:
         ("WORLD_SIZE", "0", "WORLD_SIZE = '0'"),
         ("MASTER_ADDR", "", "MASTER_ADDR is not set: .* beside WORLD_SIZE"),
         ("MASTER_PORT", "", "MASTER_PORT is not set: .* beside WORLD_SIZE"),
-        ("MASTER_PORT", "65536", "MASTER_PORT = '65536' .* below 65536"),
+        ("MASTER_PORT", "65536", "MASTER_PORT = '65536' .* a port from 1 to 65535"),
         ("LOCAL_RANK", "1", "LOCAL_RANK = '1' .* below LOCAL_WORLD_SIZE, 1"),
         ("TORCHELASTIC_USE_AGENT_STORE", "maybe", "TORCHELASTIC_USE_AGENT_STORE = 'maybe'"),
     ],

@@ -12,8 +12,8 @@ from engine_driver import Driver
 from arrivals import gather
 from paged_sdk import EngineDeadError, RequestFailedError, SamplingParams, TextModelBuilder
 from paged_sdk.chat.text_processor import TextProcessor
-from paged_sdk.runner.model_runner import _Parts
 from paged_sdk.runner.output import StepMemoryError
+from paged_sdk.runner.step_runner import StepRunner
 
 SHORT = SamplingParams(temperature=0, max_len=8, ignore_eos=True, frequency_penalty=0.3)
 PROMPTS = ([1, 2, 3], [4, 5, 6, 7], [8] * 40)
@@ -62,9 +62,9 @@ def test_requests_end_whose_steps_fail_again(smollm2_text: TextProcessor) -> Non
 
 def raise_in_step(monkeypatch: pytest.MonkeyPatch, number: int, error: Exception) -> None:
     """Let the forward pass of a step raise at its end, when KV has been written."""
-    forward, count = _Parts._forward, 0
+    forward, count = StepRunner._forward, 0
 
-    def failing(self: _Parts, *args: Any) -> Any:
+    def failing(self: StepRunner, *args: Any) -> Any:
         nonlocal count
         count += 1
         made = forward(self, *args)
@@ -72,7 +72,7 @@ def raise_in_step(monkeypatch: pytest.MonkeyPatch, number: int, error: Exception
             raise error
         return made
 
-    monkeypatch.setattr(_Parts, "_forward", failing)
+    monkeypatch.setattr(StepRunner, "_forward", failing)
 
 
 async def said(builder: TextModelBuilder) -> list[Any]:
@@ -104,7 +104,7 @@ def test_texts_are_the_same_after_a_step_without_memory(
     expected = asyncio.run(said(builder))
     raise_in_step(monkeypatch, 4, error)
     assert asyncio.run(said(builder)) == expected
-    assert "begin anew" in caplog.text
+    assert "its sequences are recomputed" in caplog.text
 
 
 @pytest.mark.parametrize(

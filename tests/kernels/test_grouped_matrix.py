@@ -108,12 +108,12 @@ def test_bits_come_from_levels_or_codes() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"codes": torch.zeros(6, 40)}, r"codes of a grouped matrix are torch.float32 \[6, 40\]: due are torch.uint8"),
-        ({"codes": torch.zeros(6, dtype=torch.uint8)}, "due are two dimensions"),
-        ({"scales": torch.ones(6, 2)}, r"scales .* \[6, 2\]: due are torch.float32 \[6, 3\]"),
+        ({"codes": torch.zeros(6, 40)}, r"codes of a grouped matrix are torch.float32 \[6, 40\]: expected torch.uint8"),
+        ({"codes": torch.zeros(6, dtype=torch.uint8)}, "expected two dimensions"),
+        ({"scales": torch.ones(6, 2)}, r"scales .* \[6, 2\]: expected torch.float32 \[6, 3\]"),
         ({"minima": torch.ones(6, 3).double()}, r"minima .* torch.float64 \[6, 3\]"),
-        ({"levels": torch.ones(15)}, r"levels .* \[15\]: due are torch.float32 \[16\]"),
-        ({"order": torch.arange(39)}, r"order .* \[39\]: due are torch.int64 \[40\]"),
+        ({"levels": torch.ones(15)}, r"levels .* \[15\]: expected torch.float32 \[16\]"),
+        ({"order": torch.arange(39)}, r"order .* \[39\]: expected torch.int64 \[40\]"),
         ({"order": torch.zeros(40, dtype=torch.int64)}, "40 columns does not name each of them once"),
         ({"order": torch.arange(1, 41)}, "40 columns does not name each of them once"),
         ({"group_size": 0}, "0 columns"),

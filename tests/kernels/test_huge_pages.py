@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from native_weights import needs_library, workspace
-from paged_sdk.kernels.native.huge_pages import HUGE_PAGE, HugePages
+from paged_sdk.kernels.native.huge_pages import HugePages
 from paged_sdk.kernels.native.library import NativeLibrary
+from paged_sdk.kernels.own_pages import HUGE_PAGE
 
 ROW = 48 << 10
 NUM_ROWS = 200

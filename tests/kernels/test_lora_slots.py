@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from paged_sdk.kernels.lora import Lora, LoraPart, LoraWeights
@@ -32,3 +33,13 @@ def test_adapters_that_recorded_steps_cannot_have() -> None:
     slots.put(0, lora(65))
     slots.put(1, lora(4, head=True))
     assert slots.place(0) is slots.place(1) is None
+
+
+@pytest.mark.parametrize("name", ["down", "up", "gains"])
+def test_the_kernels_read_contiguous_updates_alone(name: str) -> None:
+    parts = {"down": torch.ones(4, 32), "up": torch.ones(4, 32), "gains": torch.ones(2, 32)}
+    parts[name] = parts[name].t().contiguous().t()
+    part = LoraPart(slice(0, 32), slice(0, 4), parts["up"], parts["gains"])
+    slots = AdapterSlots({"layer": (slice(0, 32),)}, num_rows=4, device=torch.device("cpu"))
+    with pytest.raises(AssertionError, match=name.upper()):
+        slots.put(0, Lora({"layer": LoraWeights(parts["down"], (part,))}))

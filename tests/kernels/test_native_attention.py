@@ -65,13 +65,13 @@ class Case:
         dtype: torch.dtype,
         *,
         offset: float | None = None,
-        both_ways: list[int] | None = None,
+        bidirectional_from: list[int] | None = None,
         seed: int = 0,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.shape = shape
         self.lengths = lengths  # (query tokens, context)
-        self._both_ways = both_ways or [-1] * len(lengths)
+        self._bidirectional_from = bidirectional_from or [-1] * len(lengths)
         counts = [-(-context // BLOCK_SIZE) for _, context in lengths]
         order = torch.randperm(sum(counts) + 3, generator=generator).int()
         tables = torch.full((len(lengths), max(counts)), -(1 << 30), dtype=torch.int32)
@@ -86,8 +86,8 @@ class Case:
                 cache.flatten(0, 1)[slots] = torch.randn(context, *size[2:], generator=generator)
             if shape.window is not None:  # what left the window may be gone
                 oldest = max(0, context - tokens - shape.window + 1)
-                if self._both_ways[s] >= 0:
-                    oldest = min(oldest, self._both_ways[s])
+                if self._bidirectional_from[s] >= 0:
+                    oldest = min(oldest, self._bidirectional_from[s])
                 tables[s, : oldest // BLOCK_SIZE] = -(1 << 30)
         if dtype == torch.float8_e4m3fn:
             (k_codes, k_scale), (v_codes, v_scale) = _quantized(key), _quantized(value)
@@ -112,7 +112,7 @@ class Case:
             torch.tensor(ends, dtype=torch.int32),
             tables,
             torch.tensor([c for _, c in lengths], dtype=torch.int32),
-            both_ways=None if both_ways is None else torch.tensor(both_ways, dtype=torch.int32),
+            bidirectional_from=torch.tensor(bidirectional_from, dtype=torch.int32) if bidirectional_from else None,
         )
         self.query = torch.randn(ends[-1], shape.num_heads, shape.head_dim, generator=generator)
 
@@ -152,10 +152,10 @@ class Case:
             hidden = distance < 0
             if shape.window is not None:
                 hidden |= distance >= shape.window
-            if self._both_ways[s] >= 0 and shape.window_reaches_ahead:
+            if self._bidirectional_from[s] >= 0 and shape.window_reaches_ahead:
                 hidden = distance.abs() >= (shape.window or context)
-            elif self._both_ways[s] >= 0:
-                hidden[:, self._both_ways[s] :] = False
+            elif self._bidirectional_from[s] >= 0:
+                hidden[:, self._bidirectional_from[s] :] = False
             scores = scores.masked_fill(hidden, -torch.inf)
             weights = scores.softmax(-1)
             output = torch.einsum("hts,shd->thd", weights, value)
@@ -223,7 +223,7 @@ SEEN_BY_ALL = [-1, 290, 0, 270, 0, 20, 500]
 @pytest.mark.parametrize("window", [None, 12, 150])
 def test_tokens_that_see_one_another(isa: str, window: int | None) -> None:
     shape = AttentionShape(6, 2, 32, scale=0.2, window=window)
-    case = Case(shape, IN_BOTH_WAYS, torch.bfloat16, both_ways=SEEN_BY_ALL)
+    case = Case(shape, IN_BOTH_WAYS, torch.bfloat16, bidirectional_from=SEEN_BY_ALL)
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
     case.check(got)
     alone = native_paged_attention(workspace(isa, 1), case.query, case.cache, case.batch, case.shape)
@@ -238,7 +238,7 @@ WHOLE_TEXTS = [(1, 1), (5, 5), (700, 700), (70, 70), (130, 130), (3, 3)]
 @pytest.mark.parametrize("window", [None, 1, 12, 128, 150])
 def test_windows_that_reach_both_ways(isa: str, window: int | None) -> None:
     shape = AttentionShape(6, 2, 32, scale=0.2, window=window, window_reaches_ahead=True)
-    case = Case(shape, WHOLE_TEXTS, torch.bfloat16, both_ways=[0] * len(WHOLE_TEXTS))
+    case = Case(shape, WHOLE_TEXTS, torch.bfloat16, bidirectional_from=[0] * len(WHOLE_TEXTS))
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
     case.check(got)
     alone = native_paged_attention(workspace(isa, 1), case.query, case.cache, case.batch, case.shape)

@@ -11,7 +11,7 @@ from test_native_attention import CACHE_DTYPES, IN_BOTH_WAYS, SEEN_BY_ALL, WHOLE
 from torch import Tensor
 
 from native_weights import every_level, needs_library, workspace
-from paged_sdk.kernels.attention_inputs import PagedRows, Products, ScoreOptions
+from paged_sdk.kernels.attention_inputs import PagedRows, Precision, ScoreOptions
 from paged_sdk.kernels.native.library import available_levels
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, native_paged_attention
 from paged_sdk.kernels.paged_attention import paged_attention_reference
@@ -32,18 +32,18 @@ CODED = 2.0**-5.5
 #: 256; the largest of normal numbers is some three times as large as they are; errors of queries, keys and values add
 #: up at random. An average of random values is smaller than they are, as above.
 CODED_16 = 2.0**-10
-ROUNDINGS = {Products.BFLOAT16: ROUNDING, Products.INT8: CODED}
+ROUNDINGS = {Precision.BFLOAT16: ROUNDING, Precision.INT8: CODED}
 LEVELS_16 = ("avx2", "avx_vnni")
 ROUNDED_LEVELS = {
-    Products.BFLOAT16: (*LEVELS_16, "avx512_bf16", "amx"),
-    Products.INT8: (*LEVELS_16, "avx512_vnni", "avx512_bf16", "amx"),
+    Precision.BFLOAT16: (*LEVELS_16, "avx512_bf16", "amx"),
+    Precision.INT8: (*LEVELS_16, "avx512_vnni", "avx512_bf16", "amx"),
 }
 
 
-def rounding_of(isa: str, products: Products) -> float:
+def rounding_of(isa: str, precision: Precision) -> float:
     if isa == "amx":  # the matrix unit multiplies bfloat16 numbers as fast as codes are made
         return ROUNDING
-    return CODED_16 if isa in LEVELS_16 else ROUNDINGS[products]
+    return CODED_16 if isa in LEVELS_16 else ROUNDINGS[precision]
 
 
 def run(isa: str, case: Case, shape: AttentionShape, num_threads: int = 2) -> Tensor:
@@ -76,16 +76,16 @@ def check_with(expected: Tensor, got: Tensor, rounding: float = ROUNDING) -> Non
 
 
 @every_level
-@pytest.mark.parametrize("products", ROUNDINGS, ids=lambda each: each.name)
+@pytest.mark.parametrize("precision", ROUNDINGS, ids=lambda each: each.name)
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [(4, 4, 32), (6, 2, 64), (12, 2, 128), (7, 1, 48), (3, 3, 16), (4, 2, 256)], ids=str)
-def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int], products: Products) -> None:
-    case = made_once(AttentionShape(*heads, scale=heads[2] ** -0.5, products=products), tuple(CHUNKS), dtype)
+def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int], precision: Precision) -> None:
+    case = made_once(AttentionShape(*heads, scale=heads[2] ** -0.5, precision=precision), tuple(CHUNKS), dtype)
     got = run(isa, case, case.shape)
-    check_with(case.once_expected, got, rounding_of(isa, products))
-    exact = run(isa, case, evolve(case.shape, products=Products.FLOAT32))
+    check_with(case.once_expected, got, rounding_of(isa, precision))
+    exact = run(isa, case, evolve(case.shape, precision=Precision.FLOAT32))
     in_chunks = torch.cat([torch.full((count,), count > FEW_TOKENS) for count, _ in CHUNKS])
-    if isa in ROUNDED_LEVELS[products]:
+    if isa in ROUNDED_LEVELS[precision]:
         assert not torch.equal(got[in_chunks], exact[in_chunks])
     else:  # a few tokens have their keys multiplied where they lie, and add up in another order
         assert torch.equal(got[in_chunks], exact[in_chunks])
@@ -93,29 +93,29 @@ def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]
 
 
 @every_level
-@pytest.mark.parametrize("products", ROUNDINGS, ids=lambda each: each.name)
+@pytest.mark.parametrize("precision", ROUNDINGS, ids=lambda each: each.name)
 @pytest.mark.parametrize("window", [None, 12, 150])
-def test_tokens_that_see_one_another(isa: str, window: int | None, products: Products) -> None:
-    shape = AttentionShape(6, 2, 64, scale=0.125, window=window, products=products)
-    case = Case(shape, IN_BOTH_WAYS, torch.bfloat16, both_ways=SEEN_BY_ALL)
-    check(run(isa, case, shape), case, rounding_of(isa, products))
+def test_tokens_that_see_one_another(isa: str, window: int | None, precision: Precision) -> None:
+    shape = AttentionShape(6, 2, 64, scale=0.125, window=window, precision=precision)
+    case = Case(shape, IN_BOTH_WAYS, torch.bfloat16, bidirectional_from=SEEN_BY_ALL)
+    check(run(isa, case, shape), case, rounding_of(isa, precision))
 
 
 @every_level
-@pytest.mark.parametrize("products", ROUNDINGS, ids=lambda each: each.name)
+@pytest.mark.parametrize("precision", ROUNDINGS, ids=lambda each: each.name)
 @pytest.mark.parametrize("window", [None, 1, 12, 150])
-def test_windows_that_reach_both_ways(isa: str, window: int | None, products: Products) -> None:
-    shape = AttentionShape(6, 2, 64, scale=0.125, window=window, window_reaches_ahead=True, products=products)
-    case = Case(shape, WHOLE_TEXTS, torch.bfloat16, both_ways=[0] * len(WHOLE_TEXTS))
-    check(run(isa, case, shape), case, rounding_of(isa, products))
+def test_windows_that_reach_both_ways(isa: str, window: int | None, precision: Precision) -> None:
+    shape = AttentionShape(6, 2, 64, scale=0.125, window=window, window_reaches_ahead=True, precision=precision)
+    case = Case(shape, WHOLE_TEXTS, torch.bfloat16, bidirectional_from=[0] * len(WHOLE_TEXTS))
+    check(run(isa, case, shape), case, rounding_of(isa, precision))
 
 
 @every_level
-@pytest.mark.parametrize("products", Products, ids=lambda each: each.name)
+@pytest.mark.parametrize("precision", Precision, ids=lambda each: each.name)
 @pytest.mark.parametrize("window", [None, 20])
-def test_sinks(isa: str, window: int | None, products: Products) -> None:
+def test_sinks(isa: str, window: int | None, precision: Precision) -> None:
     """They are one more logit, far above the others in one head and far below in another."""
-    shape = AttentionShape(6, 2, 64, scale=0.125, window=window, products=products)
+    shape = AttentionShape(6, 2, 64, scale=0.125, window=window, precision=precision)
     case = Case(shape, [*CHUNKS, (1, 1), (1, 700), (3, 131)], torch.float32)
     sinks = torch.tensor([-90.0, -1.0, 0.0, 1.0, 4.0, 90.0])
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, shape, sinks=sinks)
@@ -128,7 +128,7 @@ def test_sinks(isa: str, window: int | None, products: Products) -> None:
     )
     options = ScoreOptions(scale=shape.scale, window=window, sinks=sinks)
     expected = paged_attention_reference(case.query, case.cache, rows, options)
-    rounding = 1e-6 if products is Products.FLOAT32 else rounding_of(isa, products)
+    rounding = 1e-6 if precision is Precision.FLOAT32 else rounding_of(isa, precision)
     assert float((got - expected).norm() / expected.norm()) < rounding
     assert got[:, 5].abs().max() < 1e-20 * got[:, 0].abs().max()
 
@@ -142,7 +142,7 @@ def test_few_tokens_over_pages_in_place(
     isa: str, dtype: torch.dtype, heads: tuple[int, int, int], softcap: float | None, window: int | None
 ) -> None:
     lengths = ((1, 1), (1, 2), (1, 127), (1, 128), (1, 129), (1, 400), (3, 131), (8, 300), (2, 2))
-    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window, softcap=softcap, products=Products.INT8)
+    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window, softcap=softcap, precision=Precision.INT8)
     case = made_once(shape, lengths, dtype)
     check_with(case.once_expected, run(isa, case, shape))
 
@@ -156,7 +156,7 @@ def test_few_tokens_over_runs_of_several_spans(
 ) -> None:
     """Runs get longer at 1,024, 4,096 and 16,384 keys."""
     lengths = ((1, 1024), (8, 1030), (1, 1152), (3, 4099), (1, 4608), (1, 17_500))
-    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window, products=Products.INT8)
+    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window, precision=Precision.INT8)
     offset = 2.0 if dtype == torch.float8_e4m3fn else None
     case = made_once(shape, lengths, dtype, offset=offset, rounds_query=True)
     check_with(case.once_expected, run(isa, case, shape))
@@ -166,7 +166,7 @@ def test_few_tokens_over_runs_of_several_spans(
 @pytest.mark.parametrize("window", [None, 700])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_few_tokens_depend_on_no_batch_thread_or_draft(isa: str, dtype: torch.dtype, window: int | None) -> None:
-    shape = AttentionShape(12, 2, 128, scale=0.1, window=window, products=Products.INT8)
+    shape = AttentionShape(12, 2, 128, scale=0.1, window=window, precision=Precision.INT8)
     case = Case(shape, [(8, 1028), (5, 4098), (1, 130), (8, 1500)], dtype)
     expected = run(isa, case, shape, 1)
     assert torch.equal(run(isa, case, shape, 3), expected)
@@ -184,42 +184,44 @@ def test_few_tokens_depend_on_no_batch_thread_or_draft(isa: str, dtype: torch.dt
 
 
 @every_level
-@pytest.mark.parametrize("products", ROUNDINGS, ids=lambda each: each.name)
+@pytest.mark.parametrize("precision", ROUNDINGS, ids=lambda each: each.name)
 @pytest.mark.parametrize("window", [None, 150])
 @pytest.mark.parametrize("heads", [(4, 2, 32), (6, 2, 64), (12, 2, 128)], ids=str)
 def test_keys_stored_without_their_offsets(
-    isa: str, heads: tuple[int, int, int], window: int | None, products: Products
+    isa: str, heads: tuple[int, int, int], window: int | None, precision: Precision
 ) -> None:
     """Few tokens and many."""
-    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window, products=products)
+    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window, precision=precision)
     case = Case(shape, [*CHUNKS, (1, 400), (3, 257)], torch.float8_e4m3fn, offset=2.0)
     case.query = case.query.bfloat16().float()  # rounding would be of each score, of which the offset's part is large
-    check(run(isa, case, shape), case, rounding_of(isa, products))
+    check(run(isa, case, shape), case, rounding_of(isa, precision))
 
 
 @every_level
 @pytest.mark.parametrize("magnitude", [1e-20, 1e8])
 def test_f8e4m3_values_of_any_size(isa: str, magnitude: float) -> None:
-    case = Case(AttentionShape(6, 2, 64, scale=0.2, products=Products.INT8), [(1, 300), (3, 131)], torch.float8_e4m3fn)
+    case = Case(
+        AttentionShape(6, 2, 64, scale=0.2, precision=Precision.INT8), [(1, 300), (3, 131)], torch.float8_e4m3fn
+    )
     assert case.cache.v_scale is not None
     case.cache.v_scale.mul_(magnitude)
     check(run(isa, case, case.shape) / magnitude, case)
 
 
 @every_level
-@pytest.mark.parametrize("products", ROUNDINGS, ids=lambda each: each.name)
+@pytest.mark.parametrize("precision", ROUNDINGS, ids=lambda each: each.name)
 @pytest.mark.parametrize("window", [1, 20, 128, 200])
-def test_sliding_windows(isa: str, window: int, products: Products) -> None:
-    case = Case(AttentionShape(4, 2, 32, scale=0.2, window=window, products=products), CHUNKS, torch.bfloat16)
-    check(run(isa, case, case.shape), case, rounding_of(isa, products))
+def test_sliding_windows(isa: str, window: int, precision: Precision) -> None:
+    case = Case(AttentionShape(4, 2, 32, scale=0.2, window=window, precision=precision), CHUNKS, torch.bfloat16)
+    check(run(isa, case, case.shape), case, rounding_of(isa, precision))
 
 
 @every_level
-@pytest.mark.parametrize("products", ROUNDINGS, ids=lambda each: each.name)
+@pytest.mark.parametrize("precision", ROUNDINGS, ids=lambda each: each.name)
 @pytest.mark.parametrize("softcap", [0.5, 30.0])
-def test_soft_capping(isa: str, softcap: float, products: Products) -> None:
-    case = Case(AttentionShape(4, 2, 32, scale=0.2, softcap=softcap, products=products), CHUNKS, torch.float32)
-    check(run(isa, case, case.shape), case, rounding_of(isa, products))
+def test_soft_capping(isa: str, softcap: float, precision: Precision) -> None:
+    case = Case(AttentionShape(4, 2, 32, scale=0.2, softcap=softcap, precision=precision), CHUNKS, torch.float32)
+    check(run(isa, case, case.shape), case, rounding_of(isa, precision))
 
 
 @every_level
@@ -227,7 +229,7 @@ def test_soft_capping(isa: str, softcap: float, products: Products) -> None:
 @pytest.mark.parametrize("marked", [False, True])
 def test_a_tokens_result_depends_on_no_chunking(isa: str, window: int | None, *, marked: bool) -> None:
     """Of more than eight tokens each, or of any number where chunks are marked as such."""
-    shape = AttentionShape(6, 2, 32, scale=0.3, window=window, products=Products.INT8)
+    shape = AttentionShape(6, 2, 32, scale=0.3, window=window, precision=Precision.INT8)
     case = Case(AttentionShape(6, 2, 32, scale=0.3), [(300, 300), (30, 90)], torch.bfloat16)
     whole = run(isa, case, shape, 1)
     for chunks in ([290, 8, 1, 1], [1] * 20 + [280]) if marked else ([150, 150], [97, 9, 11, 183], [20] * 15):
@@ -246,11 +248,11 @@ def test_a_tokens_result_depends_on_no_chunking(isa: str, window: int | None, *,
 
 
 @every_level
-@pytest.mark.parametrize("products", list(Products))
+@pytest.mark.parametrize("precision", list(Precision))
 @pytest.mark.parametrize("window", [None, 1500])
-def test_a_deep_tokens_result_depends_on_no_chunk_or_thread(isa: str, window: int | None, products: Products) -> None:
+def test_a_deep_tokens_result_depends_on_no_chunk_or_thread(isa: str, window: int | None, precision: Precision) -> None:
     """Few tokens behind many are cut by keys where there are several threads."""
-    shape = AttentionShape(2, 1, 32, scale=0.3, window=window, products=products)
+    shape = AttentionShape(2, 1, 32, scale=0.3, window=window, precision=precision)
     case = Case(shape, [(60, 2100)], torch.bfloat16)
     whole = run(isa, case, shape, 1)
     for num_threads, chunks in ((2, [60]), (3, [9, 51]), (1, [50, 10])):
@@ -269,7 +271,7 @@ def test_a_deep_tokens_result_depends_on_no_chunk_or_thread(isa: str, window: in
 
 @every_level
 def test_what_is_not_finite_stays_in_its_query(isa: str) -> None:
-    case = Case(AttentionShape(4, 2, 32, scale=0.2, products=Products.INT8), [(40, 140)], torch.bfloat16)
+    case = Case(AttentionShape(4, 2, 32, scale=0.2, precision=Precision.INT8), [(40, 140)], torch.bfloat16)
     clean = run(isa, case, case.shape)
     for bad in (torch.nan, torch.inf):
         case.query[17, 2, 5] = bad
@@ -288,7 +290,7 @@ available_16 = pytest.mark.parametrize("isa", [level for level in available_leve
 @pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
 def test_the_largest_sums_of_codes_fit_32_bits(isa: str, head_dim: int, sign: int) -> None:
     """Every element is as large as any other: codes are the largest, and so are all products' sums."""
-    shape = AttentionShape(2, 1, head_dim, scale=head_dim**-0.5, products=Products.INT8)
+    shape = AttentionShape(2, 1, head_dim, scale=head_dim**-0.5, precision=Precision.INT8)
     case = Case(shape, [(40, 512)], torch.bfloat16)
     case.query.fill_(1.0)
     case.cache.key.fill_(sign)
@@ -303,7 +305,7 @@ def test_the_largest_sums_of_codes_fit_32_bits(isa: str, head_dim: int, sign: in
 def test_keys_and_values_that_are_not_finite_stay_in_the_queries_that_see_them(
     isa: str, window: int | None, bad: float
 ) -> None:
-    shape = AttentionShape(4, 2, 32, scale=0.2, window=window, products=Products.INT8)
+    shape = AttentionShape(4, 2, 32, scale=0.2, window=window, precision=Precision.INT8)
     for name in ("key", "value"):
         case = Case(shape, [(140, 240)], torch.bfloat16)
         clean = run(isa, case, shape)
@@ -320,28 +322,28 @@ def test_keys_and_values_that_are_not_finite_stay_in_the_queries_that_see_them(
 
 
 @every_level
-@pytest.mark.parametrize(("products", "scale"), [(Products.BFLOAT16, 4.0), (Products.INT8, 0.5)], ids=str)
-def test_scores_of_any_size(isa: str, products: Products, scale: float) -> None:
+@pytest.mark.parametrize(("precision", "scale"), [(Precision.BFLOAT16, 4.0), (Precision.INT8, 0.5)], ids=str)
+def test_scores_of_any_size(isa: str, precision: Precision, scale: float) -> None:
     """The largest score is far from zero, and moves from span to span; as codes, its error grows with its size."""
-    case = Case(AttentionShape(2, 1, 32, scale=scale, products=products), [(60, 600)], torch.bfloat16)
+    case = Case(AttentionShape(2, 1, 32, scale=scale, precision=precision), [(60, 600)], torch.bfloat16)
     case.query = case.query.sign()  # exact in bfloat16, and so are the products' sums but for float32's own rounding
     got = run(isa, case, case.shape)
     grows = scale / 0.5 if isa in LEVELS_16 else 1.0  # codes' errors of scores do, by which weights are wrong
-    tolerance = 4 * grows * rounding_of(isa, products)
+    tolerance = 4 * grows * rounding_of(isa, precision)
     torch.testing.assert_close(got.double(), case.expected(), rtol=tolerance, atol=tolerance)
 
 
 @every_level
 def test_a_first_key_with_nearly_all_the_weight_leaves_the_others_theirs(isa: str) -> None:
     """Its value is zero, and theirs make the result: 1 part in 1,000 each, which no byte beside it could hold."""
-    case = Case(AttentionShape(1, 1, 64, scale=0.125, products=Products.INT8), [(40, 120)], torch.bfloat16)
+    case = Case(AttentionShape(1, 1, 64, scale=0.125, precision=Precision.INT8), [(40, 120)], torch.bfloat16)
     case.query.abs_()
     case.cache.key.mul_(0.1)
     case.cache.key[case.batch.block_tables[0, 0], 0] = 1.2
     case.cache.value.abs_()
     case.cache.value[case.batch.block_tables[0, 0], 0] = 0.0
     got, exact = (
-        run(isa, case, evolve(case.shape, products=products)) for products in (Products.INT8, Products.FLOAT32)
+        run(isa, case, evolve(case.shape, precision=precision)) for precision in (Precision.INT8, Precision.FLOAT32)
     )
     assert 0 < exact.max() < 0.2
     assert float((got - exact).norm() / exact.norm()) < CODED

@@ -22,7 +22,7 @@ from native_weights import (
     workspace,
 )
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.attention_inputs import LayerCache, Products
+from paged_sdk.kernels.attention_inputs import LayerCache, Precision
 from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder, Projection
 from paged_sdk.kernels.native.packed import PackedWeight, pack_dense
@@ -287,10 +287,10 @@ def test_a_token_depends_on_no_chunk_or_thread(
 
 @every_level
 @every_form
-@pytest.mark.parametrize("products", Products, ids=lambda each: each.name)
+@pytest.mark.parametrize("precision", Precision, ids=lambda each: each.name)
 @pytest.mark.parametrize("parts", [QWEN, GEMMA], ids=["qwen", "gemma"])
 def test_rows_that_are_read_are_computed_as_all_are(
-    isa: str, parts: Parts, rotated: frozenset[str], products: Products
+    isa: str, parts: Parts, rotated: frozenset[str], precision: Precision
 ) -> None:
     """Bit for bit, of a chunk of a prompt and two texts; keys and values are those of all rows in any case, and rows
     that are not read stay as they were before the last layer.
@@ -306,7 +306,7 @@ def test_rows_that_are_read_are_computed_as_all_are(
     firsts = batch.cu_seqlens_q.tolist()
 
     def run(read: Sequence[int] | None) -> tuple[Tensor, list[LayerCache]]:
-        layers = [evolve(layer, shape=evolve(layer.shape, products=products)) for layer in stack.fresh()]
+        layers = [evolve(layer, shape=evolve(layer.shape, precision=precision)) for layer in stack.fresh()]
         decoder = NativeDecoder(workspace(isa, 2), layers)
         cu_seqlens_read = None if read is None else cumulated(torch.tensor(read))
         hidden = decoder(prompt.hidden.clone(), prompt.ropes, slots, batch, cu_seqlens_read)
@@ -570,6 +570,9 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ConfigError):
             NativeDecoder(workspace(), layers)
+    for interleaved in ([True], [True] * (len(prompt.ropes) + 1)):
+        with pytest.raises(ConfigError, match=rf"0 or {len(prompt.ropes)}"):
+            NativeDecoder(workspace(), stack.layers, interleaved=interleaved)
     decoder = NativeDecoder(workspace(), stack.layers)
     batch = VarlenBatch(
         torch.tensor([0, 45], dtype=torch.int32), prompt.table[None], torch.tensor([45], dtype=torch.int32)

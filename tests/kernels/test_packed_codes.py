@@ -62,6 +62,13 @@ def test_codes_come_out(form: CodeForm, bits: int) -> None:
         assert torch.equal(rows if isinstance(rows, Tensor) else rows.bytes(), codes[part])
 
 
+@every_form
+def test_codes_come_out_where_the_words_are(form: CodeForm, bits: int) -> None:
+    packed, codes = written(form, bits)
+    with torch.device("meta"):  # an operation that names no device makes its tensor there
+        assert torch.equal(packed.bytes(), codes)
+
+
 @needs_library
 @every_form
 @pytest.mark.parametrize("with_levels", [False, True], ids=["numbers", "levels"])

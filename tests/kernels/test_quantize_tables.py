@@ -110,6 +110,14 @@ def test_rows_are_quantized_by_themselves(tensor_type: int, monkeypatch: pytest.
     assert torch.equal(quantize_table_blocks(weight, tensor_type), whole)
 
 
+@every_type
+def test_blocks_are_on_the_weights_device(tensor_type: int) -> None:
+    weight = normal(4)
+    whole = quantize_table_blocks(weight, tensor_type)
+    with torch.device("meta"):  # an operation that names no device makes its tensor there
+        assert torch.equal(quantize_table_blocks(weight, tensor_type), whole)
+
+
 def test_what_cannot_be_is_refused() -> None:
     for tensor_type, cols in ((12, 512), (20, 48), (23, 96), (99, 512)):
         with pytest.raises(UnsupportedQuantizationError, match=f"{cols} columns cannot be quantized"):

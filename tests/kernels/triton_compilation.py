@@ -23,6 +23,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.draw_settings import DrawSettings
+from paged_sdk.kernels.lora_table import TableField
 from paged_sdk.kernels.penalty_settings import PenaltySettings
 from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
 from paged_sdk.kernels.quantized.repack import repack
@@ -153,7 +154,7 @@ def small_cases(dtype: torch.dtype) -> Iterator[Case]:
             yield "pages of fp8 with offsets, decoded", partial(gather, offsets)
     pairs = empty(4, 2, dtype=torch.int64)
     yield "copy blocks", partial(kv_cache.copy_blocks, [cache.key], [cache.value], pairs)
-    table, starts = empty(16, 2, lora.FIELDS, dtype=torch.int64), empty(3, dtype=torch.int32)
+    table, starts = empty(16, 2, len(TableField), dtype=torch.int64), empty(3, dtype=torch.int32)
     shrunk = empty(64, 2, 64, dtype=torch.float32)
     update = partial(lora.add_lora_by_slot_, empty(64, 8192, dtype=dtype), x, slots, table, starts, shrunk)
     yield "update of adapters", partial(update, widest=4096)

@@ -76,7 +76,7 @@ def test_the_longest_common_prefix_wins_and_cache_keys_separate() -> None:
     run(manager, [7])
     assert manager.match(KvTable(), [1, 2, 4, 6]) == Prefix(3, (longer,))
     assert manager.match(KvTable((CacheKey(b"salt"),)), [1, 2, 4, 6]) == Prefix(0, ())
-    assert manager.match(KvTable(share=False), [1, 2, 4, 6]) == Prefix(0, ())
+    assert manager.match(KvTable(most_shared=0), [1, 2, 4, 6]) == Prefix(0, ())
 
 
 def test_the_least_recently_used_is_released() -> None:
@@ -121,6 +121,38 @@ def test_a_fork_is_a_copy_unless_it_ends_before_it_is_made() -> None:
     assert manager.take_copies() == [KvCopy(table.ids[0], slots[0], 3)]
     # It never held anything, so there is nothing to keep.
     assert manager.take_released() == [slots[1]]
+    assert manager.usage.cached == 0
+
+
+def test_what_ends_in_nan_takes_only_the_slot_with_it_that_it_was_copied_from() -> None:
+    manager = make_manager(3)
+    other, source = run(manager, [0, 1, 2, 3]), run(manager, [0, 5, 6, 7])  # 0: a token that every prompt begins with
+    table = start(manager, [0, 5, 9])
+    manager.take_copies()
+    child = manager.fork(table, 3)
+    manager.take_copies()
+    for each in (table, child):
+        (slot,) = each.ids
+        manager.forget(each)
+        manager.free(each, [0, 5, 9], 3)
+        assert slot not in manager._kept
+    assert list(manager._kept) == [other]
+    assert source in manager.take_released()
+    assert manager.match(KvTable(), [0, 5, 9]) == Prefix(1, (other,))
+
+
+def test_what_shares_no_kv_with_nan_stays() -> None:
+    manager = make_manager(3)
+    salted = KvTable((CacheKey(b"salt"),))
+    kept = run(manager, [1, 2, 3])
+    manager.attach(salted, manager.match(salted, [1, 2, 3]), [1, 2, 3])
+    manager.forget(salted)
+    manager.free(salted, [1, 2, 3], 3)
+    assert list(manager._kept) == [kept]
+    taken = start(manager, [1, 2, 3, 4])
+    assert taken.ids == [kept]
+    manager.forget(taken)
+    manager.free(taken, [1, 2, 3, 4], 4)
     assert manager.usage.cached == 0
 
 

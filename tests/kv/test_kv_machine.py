@@ -64,13 +64,10 @@ class PagedMachine(RuleBasedStateMachine):
     @rule(
         token_ids=tokens,
         cache_keys=keys,
-        share=st.sampled_from([True, True, True, False]),
         most_shared=st.sampled_from([None, None, 0, 1, 4, 9]),
     )
-    def admit(
-        self, token_ids: list[int], cache_keys: tuple[CacheKey, ...], share: bool, most_shared: int | None
-    ) -> None:
-        table = KvTable(cache_keys, share=share, most_shared=most_shared)
+    def admit(self, token_ids: list[int], cache_keys: tuple[CacheKey, ...], most_shared: int | None) -> None:
+        table = KvTable(cache_keys, most_shared=most_shared)
         if most_shared is not None:
             assert self.manager.match(table, token_ids).num_tokens <= most_shared
         self._attach(Live(token_ids, cache_keys, table))
@@ -156,9 +153,14 @@ class PagedMachine(RuleBasedStateMachine):
     def fail(self, data: st.DataObject) -> None:
         """End a sequence whose KV nobody may use."""
         sequence = data.draw(st.sampled_from(self.live))
-        self.manager.forget(sequence.table, sequence.token_ids)
+        ids = list(sequence.table.ids)
+        self.manager.forget(sequence.table)
         self._free(sequence)
-        assert self.manager.match(KvTable(sequence.cache_keys), sequence.token_ids).num_tokens == 0
+        prefix = self.manager.match(KvTable(sequence.cache_keys), sequence.token_ids)
+        if self.paged:
+            assert prefix.num_tokens == 0
+        else:
+            assert not {*ids, sequence.table.source} & set(prefix.ids)
 
     @rule()
     def reset(self) -> None:

@@ -204,7 +204,7 @@ def test_what_is_being_computed_is_awaited_until_it_is_there_or_given_up() -> No
 def test_a_second_leader_does_not_take_the_first_ones_announcement_along() -> None:
     manager = KvCacheManager(8, SIZE)
     prompt = list(range(9))
-    leader, careless = KvTable(), KvTable(share=False)
+    leader, careless = KvTable(), KvTable(most_shared=0)
     manager.attach(leader, manager.match(leader, prompt), prompt)
     manager.attach(careless, manager.match(careless, prompt), prompt)
     manager.free(careless, prompt, 0)
@@ -216,9 +216,9 @@ def test_one_that_needs_all_logits_finds_nothing_but_is_found() -> None:
     manager = KvCacheManager(8, SIZE)
     prompt = list(range(9))
     start(manager, prompt)
-    table, prefix = start(manager, [*prompt, 10, 11, 12], KvTable(share=False))
+    table, prefix = start(manager, [*prompt, 10, 11, 12], KvTable(most_shared=0))
     assert prefix == Prefix(0, ())
-    assert manager.fork(table, 12).share is False
+    assert manager.fork(table, 12).most_shared == 0
     assert hits(manager, [*prompt, 10, 11, 12, 13]) == 12
 
 

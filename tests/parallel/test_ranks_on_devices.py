@@ -27,7 +27,8 @@ from paged_sdk import (
     TextModelBuilder,
 )
 from paged_sdk.build.assembly import load_parts
-from paged_sdk.config.env import Launch, read_environment
+from paged_sdk.config.env import read_environment
+from paged_sdk.config.launch import Launch
 from paged_sdk.parallel.group import Group
 from paged_sdk.runner.lockstep import recorded_alike
 from rank_threads import free_port, run_ranks

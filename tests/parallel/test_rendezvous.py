@@ -16,7 +16,7 @@ from attrs import evolve
 from torch._C._distributed_c10d import PrefixStore
 
 from paged_sdk import ConfigError, EngineDeadError, ModelLoadError
-from paged_sdk.config.env import Launch
+from paged_sdk.config.launch import Launch
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.lifelines import TOKEN_BYTES, Lifelines, attach, listen, welcome
 from paged_sdk.parallel.rendezvous import Rendezvous

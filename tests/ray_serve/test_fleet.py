@@ -1,4 +1,4 @@
-"""Replicas under Ray Serve, with a stand-in for it: a face follows them as they come, go and die."""
+"""Replicas under Ray Serve, with a stand-in for it: a model follows them as they come, go and die."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import anyio
@@ -34,7 +35,7 @@ from paged_sdk import (
 )
 from paged_sdk.ray import RayReplicas, fleet, serve_app
 from paged_sdk.ray.hung_engine import until_hung
-from paged_sdk.ray.options import resources_of, with_health_checks
+from paged_sdk.ray.options import resources_of, with_health_checks, with_resources
 from paged_sdk.ray.ray_loop import RayLoop
 from paged_sdk.ray.replicas import in_loop
 from paged_sdk.ray.sessions import Sessions
@@ -64,7 +65,7 @@ async def test_it_answers_as_any_model() -> None:
         with pytest.raises(ModelClosedError):
             await said(model)
         await model.aclose()
-        first.check()  # only the face is closed
+        first.check()  # only this process's model is closed
 
 
 async def test_replicas_come_and_go() -> None:
@@ -397,12 +398,58 @@ async def test_an_error_while_a_replica_is_built_keeps_its_type() -> None:
         (TextModelBuilder("x").with_tensor_parallel(2), 2, {"CPU": 8.0, "GPU": 4.0}, {"num_cpus": 1, "num_gpus": 2}),
         (TextModelBuilder("x").with_force_cpu(), 2, {"CPU": 8.0, "GPU": 2.0}, {"num_cpus": 4}),
         (object(), 2, {"CPU": 8.0}, {"num_cpus": 1}),
+        (TextModelBuilder("x"), 2, None, {"num_cpus": 1}),
+        (TextModelBuilder("x").with_num_threads(3), 2, None, {"num_cpus": 3}),
+        (TextModelBuilder("x").with_device("cuda"), 2, None, {"num_cpus": 1, "num_gpus": 1}),
     ],
 )
 def test_a_replica_gets_its_share(
-    builder: object, num_replicas: int, cluster: dict[str, float], kept: dict[str, float]
+    builder: object, num_replicas: int, cluster: dict[str, float] | None, kept: dict[str, float]
 ) -> None:
     assert resources_of(builder, num_replicas, cluster) == kept
+
+
+class RayStandIn(ModuleType):
+    """Stands in for the module ``ray``.
+
+    :ivar cluster: the resources of the running cluster; None: Ray does not run
+    """
+
+    def __init__(self, cluster: dict[str, float] | None) -> None:
+        super().__init__("ray")
+        self.cluster = cluster
+
+    def is_initialized(self) -> bool:
+        return self.cluster is not None
+
+    def cluster_resources(self) -> dict[str, float]:
+        assert self.cluster is not None
+        return self.cluster
+
+
+@pytest.mark.parametrize(
+    ("cluster", "given", "kept"),
+    [
+        ({"CPU": 8.0}, {}, {"num_cpus": 7}),
+        ({"CPU": 8.0}, {"num_replicas": 2}, {"num_cpus": 3}),
+        ({"CPU": 1.0}, {}, {"num_cpus": 1}),
+        ({"CPU": 8.0, "GPU": 1.0}, {}, {"num_cpus": 1, "num_gpus": 1}),
+        ({"CPU": 8.0, "GPU": 1.0}, {"ray_actor_options": {"num_cpus": 2}}, {"num_cpus": 2}),
+        (None, {}, {"num_cpus": 1}),
+    ],
+)
+def test_resources_are_those_of_the_running_cluster(
+    cluster: dict[str, float] | None,
+    given: dict[str, Any],
+    kept: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", RayStandIn(cluster))
+    with caplog.at_level("WARNING", "paged_sdk"):
+        options = with_resources({"name": "engine", **given}, TextModelBuilder("x"), other_cpus=1)
+    assert options == {"name": "engine", **given, "ray_actor_options": kept}
+    assert ("Ray is not running yet" in caplog.text) is (cluster is None)
 
 
 @pytest.mark.parametrize(
@@ -447,6 +494,33 @@ def test_an_application_has_the_limits_that_are_given(monkeypatch: pytest.Monkey
 
     assert limits_of(None) == (10, None)
     assert limits_of(HangLimits(silent_seconds=12, step_seconds=5)) == (4, 5)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'paged-sdk[ray]'")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, where it is imported
+@pytest.mark.parametrize(
+    ("cluster", "faces", "kept"),
+    [
+        (None, None, {"num_cpus": 1}),
+        ({"CPU": 8.0}, None, {"num_cpus": 3}),
+        ({"CPU": 8.0}, {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0}}, {"num_cpus": 4}),
+        ({"CPU": 8.0, "GPU": 2.0}, None, {"num_cpus": 1, "num_gpus": 1}),
+    ],
+)
+def test_the_replicas_of_an_application_get_their_share(
+    cluster: dict[str, float] | None,
+    faces: dict[str, Any] | None,
+    kept: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: cluster is not None)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: cluster)
+    app: Any = serve_app(TextModelBuilder("x"), model_name="x", engines={"num_replicas": 2}, faces=faces)
+    engine = app._bound_deployment.init_args[0]._bound_deployment
+    assert engine.ray_actor_options == kept
 
 
 def test_without_ray_an_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A session is over as soon as its face has gone, and leaves nothing to the event loop's end."""
+"""A session is over as soon as its client has gone, and leaves nothing to the event loop's end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_whoever_closes_a_stream_of_parcels_closes_all_that_it_is_made_of(
         sys.set_asyncgen_hooks(finalizer=left_to_the_loop.append)
         try:
             said = Sessions("a", model._insides).listen("1", "a")
-            assert len(await anext(said)) == 1  # the model's face
+            assert len(await anext(said)) == 1  # what describes the model
             await anyio.wait_all_tasks_blocked()
             await said.aclose()
             del said

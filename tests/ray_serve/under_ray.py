@@ -232,7 +232,7 @@ def asked(path: str, body: object = None) -> str:
 
 
 def blocks() -> float:
-    """Return how many blocks of KV all replicas have that the face knows."""
+    """Return how many blocks of KV all replicas have that the server knows."""
     line = next(line for line in asked("/metrics").splitlines() if line.startswith("paged_sdk_blocks_total{"))
     return float(line.rsplit(" ", 1)[1])
 

@@ -42,7 +42,7 @@ from paged_sdk import (
 )
 from paged_sdk.remote.channel import Channel
 from paged_sdk.remote.process import EngineProcess
-from paged_sdk.routing.in_processes import Seat, seats_of
+from paged_sdk.routing.in_processes import ProcessorShare, processor_shares
 from paged_sdk.routing.replica_set import ReplicatedModel
 from paged_sdk.server import create_app
 from paged_sdk.testing import fake_model
@@ -354,11 +354,11 @@ def fake_of_other_length() -> Model:
 
 def test_replicas_share_the_processors() -> None:
     one, two = {0: frozenset(range(8))}, {0: frozenset(range(4)), 1: frozenset(range(4, 8))}
-    assert seats_of(3, one, 8) == [Seat(2)] * 3
-    assert seats_of(16, one, 8) == [Seat(1)] * 16
-    assert seats_of(2, two, 8) == [Seat(4, two[0]), Seat(4, two[1])]
-    assert seats_of(4, two, 6) == [Seat(1, two[0])] * 2 + [Seat(1, two[1])] * 2
-    assert seats_of(3, two, 8) == [Seat(2)] * 3
+    assert processor_shares(3, one, 8) == [ProcessorShare(2)] * 3
+    assert processor_shares(16, one, 8) == [ProcessorShare(1)] * 16
+    assert processor_shares(2, two, 8) == [ProcessorShare(4, two[0]), ProcessorShare(4, two[1])]
+    assert processor_shares(4, two, 6) == [ProcessorShare(1, two[0])] * 2 + [ProcessorShare(1, two[1])] * 2
+    assert processor_shares(3, two, 8) == [ProcessorShare(2)] * 3
 
 
 @pytest.mark.parametrize("sizes", [[3], [0, 5, 0], [1 << 22, 7], [2] * 1500])

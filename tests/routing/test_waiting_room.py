@@ -11,7 +11,7 @@ import pytest
 from paged_sdk.routing.waiting_room import WaitingRoom
 
 
-class Guest:
+class WaitingRequest:
     """Waits, and notes what it is told."""
 
     def __init__(self, name: str) -> None:
@@ -22,27 +22,27 @@ class Guest:
         self.errors.append(error)
 
 
-class Meeting(dict[str, Guest]):
+class Meeting(dict[str, WaitingRequest]):
     """Has another thread do something after it was looked up, and before anything is put into it."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__()
         self.act = act
 
-    def __setitem__(self, key: str, value: Guest) -> None:
+    def __setitem__(self, key: str, value: WaitingRequest) -> None:
         if key == "late":
             self.act()
         super().__setitem__(key, value)
 
 
-class Interrupted(dict[str, Guest]):
+class Interrupted(dict[str, WaitingRequest]):
     """Has another thread do something before the first is taken out of it."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__()
         self.acts = [act]
 
-    def popitem(self) -> tuple[str, Guest]:
+    def popitem(self) -> tuple[str, WaitingRequest]:
         if self.acts:
             self.acts.pop()()
         return super().popitem()
@@ -51,38 +51,38 @@ class Interrupted(dict[str, Guest]):
 @pytest.mark.parametrize("ends", ["the absence has lasted too long", "the model is closed"])
 def test_whoever_comes_while_the_others_are_told_is_told_too(ends: str) -> None:
     later: list[Callable[[], object]] = []
-    room = WaitingRoom[Guest](1.0, lambda seconds, act: later.append(act), limit=4)
+    room = WaitingRoom[WaitingRequest](1.0, lambda seconds, act: later.append(act), limit=4)
 
     def end() -> None:
         if ends == "the model is closed":
-            for guest in room.empty():
-                guest.fail_soon(RuntimeError("closed"))
+            for waiting in room.empty():
+                waiting.fail_soon(RuntimeError("closed"))
         else:
             later[0]()
 
     room._absence.waiting = Meeting(end)
-    early, late = Guest("early"), Guest("late")
+    early, late = WaitingRequest("early"), WaitingRequest("late")
     assert room.put(early)
     waits = room.put(late)
     assert len(early.errors) == 1
-    still_there = [guest.request.request_id for guest in room.empty()]
+    still_there = [waiting.request.request_id for waiting in room.empty()]
     assert waits == (still_there == ["late"]), "it waits, and nobody knows of it"
     assert not late.errors
 
 
 def test_they_leave_as_they_came() -> None:
-    room = WaitingRoom[Guest](1.0, lambda seconds, act: None, limit=4)
-    guests = [Guest(name) for name in "abc"]
-    assert all(map(room.put, guests))
+    room = WaitingRoom[WaitingRequest](1.0, lambda seconds, act: None, limit=4)
+    requests = [WaitingRequest(name) for name in "abc"]
+    assert all(map(room.put, requests))
     assert room.discard("b")
-    assert list(room.leave()) == [guests[0], guests[2]]
+    assert list(room.leave()) == [requests[0], requests[2]]
     assert not room.discard("a")
 
 
 def test_nobody_ends_with_an_absence_after_which_a_replica_has_come() -> None:
     later: list[Callable[[], object]] = []
-    room = WaitingRoom[Guest](1.0, lambda seconds, act: later.append(act), limit=4)
-    first, second = Guest("first"), Guest("second")
+    room = WaitingRoom[WaitingRequest](1.0, lambda seconds, act: later.append(act), limit=4)
+    first, second = WaitingRequest("first"), WaitingRequest("second")
 
     def a_replica_comes_and_goes() -> None:
         assert list(room.leave()) == [first]

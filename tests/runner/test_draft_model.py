@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Texts
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pytest
+from torch import Tensor
 
 from drafting import NoDrafts, drafting_model
 from paged_sdk import Constraint, Model, SamplingParams, TextModelBuilder
@@ -58,7 +59,7 @@ def test_a_long_text_is_read_over_several_steps(
         assert found == []
         assert len(short) == 3
         assert max(steps.num_tokens) <= FIRST_CHUNK
-        assert draft._texts[0].num_computed == computed
+        assert draft._states[0].num_computed == computed
     sequences[0].token_ids += [9, 11]  # it goes on while it is read
     drafts, again = draft.propose(sequences)
     assert again == short
@@ -82,6 +83,50 @@ def test_reading_takes_as_long_as_a_step_does(
     (found,) = draft.propose([sequence])
     assert len(found) == 3
     assert steps.num_tokens[2] == len(LONG) - FIRST_CHUNK - 16
+
+
+class Unfinished(Tensor):
+    """Stands for a result that a device is still computing: its values are there when the clock reaches a time."""
+
+    clock: ClassVar[Clock]
+    ready_at: float
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        if isinstance(result, Unfinished):
+            result.ready_at = args[0].ready_at
+        elif func in (Tensor.item, Tensor.tolist):
+            cls.clock.now = max(cls.clock.now, args[0].ready_at)
+        return result
+
+
+class Clock:
+    """A clock that stands still, except where the host waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_the_time_of_reading_is_the_devices_and_not_that_of_the_launch(
+    builder: TextModelBuilder, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = drafting_model(builder, tiny_checkpoint, gamma=3)
+    clock = Unfinished.clock = Clock()
+    forward = draft._model.forward
+
+    def launch(*args: Any) -> Tensor:
+        hidden = forward(*args).as_subclass(Unfinished)
+        hidden.ready_at = clock.now + 0.5
+        return hidden
+
+    monkeypatch.setattr("paged_sdk.runner.draft_model.time", clock)
+    monkeypatch.setattr(draft._model, "forward", launch)
+    draft.propose([running(0, LONG)])
+    assert draft._seconds_per_token == 0.5 / FIRST_CHUNK
 
 
 def test_a_text_that_ends_while_it_is_read_leaves_nothing(builder: TextModelBuilder, tiny_checkpoint: Path) -> None:

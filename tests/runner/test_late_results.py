@@ -27,7 +27,7 @@ from paged_sdk.errors import NumericalError, RequestFailedError
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.transfer import HostCopies
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.runner import model_runner
+from paged_sdk.runner import step_runner
 from paged_sdk.runner.late_results import LateResults
 from paged_sdk.runner.output import RunnerOutput
 from paged_sdk.runner.prompt_reader import PromptReader, _Pool, _Scores
@@ -54,7 +54,7 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def waits(scheduled: Any, output: RunnerOutput, *, waits: bool) -> LateResults:
         return LateResults(scheduled, output, waits=True)
 
-    return lambda: monkeypatch.setattr(model_runner, "LateResults", waits)
+    return lambda: monkeypatch.setattr(step_runner, "LateResults", waits)
 
 
 def model() -> DecoderModel:

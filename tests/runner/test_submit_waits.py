@@ -129,8 +129,8 @@ def test_the_rows_of_adapters_hold_nobody_up(smollm2_text: TextProcessor, order:
 
     rig = Rig(smollm2_text.tokenizer, model)
     adapters: Any = Adapters()
-    assert rig.runner._parts is not None
-    rig.runner._parts = evolve(rig.runner._parts, adapters=adapters)
+    assert rig.runner._step_runner is not None
+    rig.runner._step_runner = evolve(rig.runner._step_runner, adapters=adapters)
     for place, prompt in enumerate(PROMPTS[:2]):
         rig.ask(f"text {place}", prompt)
     # What it takes for a list is in the host's memory.
@@ -186,7 +186,7 @@ def test_a_gpu_is_not_waited_for(tiny_checkpoint: Path, monkeypatch: pytest.Monk
         ]
 
     expected = asyncio.run(found("cpu"))
-    monkeypatch.setattr("paged_sdk.runner.model_runner.add_prompt_logprobs", unwaited(launch))
+    monkeypatch.setattr("paged_sdk.runner.step_runner.add_prompt_logprobs", unwaited(launch))
     monkeypatch.setattr(PromptReader, "read", unwaited(read))
     for own, wanted in zip(asyncio.run(found("cuda")), expected, strict=True):
         np.testing.assert_allclose(own, wanted, atol=1e-3)

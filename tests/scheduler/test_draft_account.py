@@ -7,10 +7,10 @@ import random
 import pytest
 
 from paged_sdk.scheduler.draft_account import (
-    MOST,
+    MAX_BALANCE,
+    PLAIN_STEP_GAIN,
     REFRESH,
-    SHARE,
-    START,
+    START_BALANCE,
     DraftAccount,
     DraftBalance,
     VerifiedDrafts,
@@ -21,11 +21,11 @@ from paged_sdk.scheduler.step_times import StepTimes
 class Drafts:
     """Lets one proposer draft for the first of some texts."""
 
-    def __init__(self, plain: float = 1.0, num_texts: int = 1) -> None:
+    def __init__(self, plain: float = 1.0, num_decodes: int = 1) -> None:
         self.times = StepTimes()
         self.account = DraftAccount(self.times)
         self.balance = self.account.open_balance()
-        self._num_texts = num_texts
+        self._num_decodes = num_decodes
         self.without(plain)
 
     @property
@@ -45,12 +45,12 @@ class Drafts:
         """Take in a step that verified drafts."""
         (balance or self.balance).claim([7], drafting)
         found = VerifiedDrafts(7, num_drafts, num_accepted, num_forced)
-        self.account.note(self._num_texts, [found], seconds, drafting)
+        self.account.note(self._num_decodes, [found], seconds, drafting)
 
     def without(self, seconds: float) -> None:
         """Take in a step that verified none."""
-        self.account.note(self._num_texts, [], seconds)
-        self.times.note(self._num_texts, seconds)
+        self.account.note(self._num_decodes, [], seconds)
+        self.times.note(self._num_decodes, seconds)
 
 
 def test_drafts_that_are_never_right_end_after_what_they_may_lose() -> None:
@@ -64,7 +64,7 @@ def test_drafts_that_are_never_right_end_after_what_they_may_lose() -> None:
         else:
             drafts.without(1.0)
             num_plain += 1
-    assert lost <= START + SHARE * num_plain + 0.4
+    assert lost <= START_BALANCE + PLAIN_STEP_GAIN * num_plain + 0.4
     assert lost / 10_000 < 0.0105
     assert drafts.account.speed_up == pytest.approx(1 / (1 + lost / 10_000), rel=0.01)
 
@@ -90,7 +90,7 @@ def test_gains_of_long_ago_pay_for_no_more_than_a_few_steps() -> None:
         drafts.verified(4, 0, 2.0)
         drafts.times.note(5, 2.0)
         count += 1
-    assert count == MOST
+    assert count == MAX_BALANCE
 
 
 def test_what_is_left_is_what_the_next_step_may_lose() -> None:
@@ -100,7 +100,7 @@ def test_what_is_left_is_what_the_next_step_may_lose() -> None:
     while drafts.allows:
         left.append(drafts.balance.left)
         drafts.verified(4, 0, 2.0)
-    assert left == pytest.approx([START + SHARE, START + SHARE - 1])
+    assert left == pytest.approx([START_BALANCE + PLAIN_STEP_GAIN, START_BALANCE + PLAIN_STEP_GAIN - 1])
     assert drafts.balance.left == 0
 
 
@@ -125,7 +125,7 @@ def test_a_step_that_others_interrupt_is_not_the_drafts_fault() -> None:
 
 
 def test_texts_share_what_a_step_gains() -> None:
-    drafts = Drafts(num_texts=16)
+    drafts = Drafts(num_decodes=16)
     rng = random.Random(4)
     for _ in range(40):
         if drafts.allows:  # one text of 16 gains four tokens, and all wait half as long again
@@ -197,7 +197,7 @@ def test_each_proposer_answers_for_its_own_drafts() -> None:
 
 
 def test_who_drafts_in_one_step_shares_its_time_by_drafts() -> None:
-    drafts = Drafts(num_texts=2)
+    drafts = Drafts(num_decodes=2)
     other = drafts.account.open_balance()
     for _ in range(3):  # a step of twice the time gives the first text's proposer three tokens for six, the other none
         drafts.balance.claim([7], 0.0)

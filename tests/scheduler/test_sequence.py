@@ -16,7 +16,7 @@ def test_a_new_sequence() -> None:
     assert sequence.status is SequenceStatus.WAITING
     assert sequence.finish_reason is None
     assert sequence.table.cache_keys == (CacheKey(b"a"),)
-    assert not sequence.table.share
+    assert sequence.table.most_shared == 0
     assert repr(sequence) == "Sequence(7, 'request-7', waiting, 0/3 tokens)"
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_sdk.scheduler.step_times import LASTS, NUM_SAMPLES, StepTimes
+from paged_sdk.scheduler.step_times import MAX_AGE, NUM_SAMPLES, StepTimes
 
 
 def noted(*steps: tuple[int, float]) -> StepTimes:
@@ -52,7 +52,7 @@ def test_fewer_tokens_take_no_longer_than_more_did() -> None:
 
 def test_a_time_that_is_not_seen_again_is_forgotten() -> None:
     times = noted((1, 1.0), (5, 50.0))
-    for _ in range(2 * LASTS):
+    for _ in range(2 * MAX_AGE):
         times.note(1, 1.0)
     assert times.expected(5) == pytest.approx(1.8)
 

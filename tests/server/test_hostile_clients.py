@@ -13,7 +13,7 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from paged_sdk.server import answers, connection
+from paged_sdk.server import bodies, connection
 from paged_sdk.server.running import allow_connections, listen
 from paged_sdk.testing import fake_model
 from serving import HI, Serving, serving
@@ -88,17 +88,17 @@ def test_answers_take_as_long_as_they_take(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_body_has_to_come(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.05)
     with connect(served) as client:
         client.sendall(f"{HEAD}\r\n\r\n{BODY[:10]}".encode())
         answer = rest(client)
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert re.search(rb"of the body 10 bytes came in \d+ s, and then no more", answer)
+    assert re.search(rb"the body arrives too slowly: 10 bytes in \d+ s", answer)
 
 
 def test_a_body_may_take_longer_the_longer_it_is(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "BODY_SECONDS", 0.05)
-    monkeypatch.setattr(answers, "SLOWEST_BODY", 1)  # what has come is worth hours
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(bodies, "SLOWEST_BODY", 1)  # what has come is worth hours
     with connect(served) as client:
         client.sendall(f"{HEAD}\r\nConnection: close\r\n\r\n{BODY[:-1]}".encode())
         client.settimeout(0.2)

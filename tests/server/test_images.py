@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.server
 import io
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -163,6 +164,58 @@ def test_a_model_sees_images(tmp_path: Path) -> None:
 )
 def test_which_addresses_are_public(address: str, expected: bool) -> None:
     assert image_urls.is_public(address) is expected
+
+
+def resolving(*addresses: str) -> Any:
+    """Return a ``getaddrinfo`` that knows these addresses of every name."""
+    real = socket.getaddrinfo
+
+    def found(host: str, port: int, *arguments: Any, **options: Any) -> list[Any]:
+        known = [host] if host in addresses else addresses
+        return [each for address in known for each in real(address, port, type=socket.SOCK_STREAM)]
+
+    return found
+
+
+@pytest.mark.anyio
+async def test_a_slow_lookup_of_a_host_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        ended.wait(5)
+        raise OSError
+
+    monkeypatch.setattr(image_urls, "SECONDS", 0.05)
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    with pytest.raises(InvalidRequestError, match=r"within 0\.05 s"):
+        await ImageUrls(("*",)).fill({"messages": asked("http://slow.example/a.png")})
+    ended.set()
+
+
+@pytest.mark.anyio
+async def test_a_host_of_several_addresses_is_reached_at_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    with web() as site:
+        port = site.rpartition(":")[2]
+        body: dict[str, Any] = {"messages": asked(f"http://two.example:{port}/a.png?x=1")}
+        monkeypatch.setattr(socket, "getaddrinfo", resolving("::1", "127.0.0.1"))  # nobody listens at the first
+        await ImageUrls((f"two.example:{port}",)).fill(body)
+    (part, _) = body["messages"][0]["content"]
+    assert part["image_url"]["url"].endswith(base64.b64encode(png(1)).decode())
+
+
+@pytest.mark.anyio
+async def test_only_the_public_addresses_of_a_host_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def refuse(address: tuple[str, int], timeout: float) -> Any:
+        tried.append(address[0])
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolving("10.0.0.1", "8.8.8.8", "::1", "1.1.1.1"))
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(InvalidRequestError, match="ConnectionRefusedError"):
+        await ImageUrls(("*",)).fill({"messages": asked("http://mixed.example/a.png")})
+    assert tried == ["8.8.8.8", "1.1.1.1"]
 
 
 @pytest.mark.anyio

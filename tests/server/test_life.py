@@ -32,7 +32,7 @@ from adapter_files import write_adapter
 from paged_sdk import ChatCompletionResponse, Model, ModelClosedError, TextModelBuilder
 from paged_sdk.cli.app import app as cli
 from paged_sdk.server import ServerSettings, create_app
-from paged_sdk.server.answers import LARGE_BODY
+from paged_sdk.server.bodies import LARGE_BODY
 from paged_sdk.server.running import listen, run
 from paged_sdk.testing import fake_model
 from paged_sdk.wire.chat_completions import ChatCompletionCall

@@ -184,6 +184,10 @@ def test_completions(served: Serving) -> None:
     assert answer.choices[0].logprobs.tokens is not None
     echoed = served.openai.completions.create(model="fake", prompt=["ab", "cd"], n=2, echo=True)
     assert [choice.text for choice in echoed.choices] == ["abAB", "abAB", "cdCD", "cdCD"]
+    scored = served.openai.completions.create(model="fake", prompt="ab", echo=True, logprobs=1).choices[0].logprobs
+    assert scored is not None
+    assert scored.token_logprobs is not None
+    assert scored.token_logprobs[0] is None
     assert len(served.openai.completions.create(model="fake", prompt="x" * 99).choices[0].text) == 16
 
 

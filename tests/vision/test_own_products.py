@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paged_sdk.config.isq import IsqType
-from paged_sdk.kernels.attention_inputs import Products
+from paged_sdk.kernels.attention_inputs import Precision
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.quant.native_block import NativeBlockLinear
 from paged_sdk.quant.native_dense import NativeDenseLinear
@@ -154,7 +154,7 @@ def test_whole_attention(shape: tuple[int, int, int, int], workspace: Workspace)
     tensors = torch.randn(3, num_images, num_rows, num_heads, head_dim).bfloat16().transpose(2, 3)
     query, key, value = tensors
     want = F.scaled_dot_product_attention(query.float(), key.float(), value.float(), scale=0.3)
-    for products in (Products.BFLOAT16, Products.FLOAT32):
-        got = whole_attention(workspace, query, key, value, scale=0.3, products=products)
+    for precision in (Precision.BFLOAT16, Precision.FLOAT32):
+        got = whole_attention(workspace, query, key, value, scale=0.3, precision=precision)
         assert got.shape == shape
         assert relative(got, want) < 0.01

@@ -140,7 +140,7 @@ class TestLocal:
         file.touch()
         assert resolve_model(file, filenames=["m.gguf"]) == file
         with pytest.raises(
-            ModelLoadError, match=r"m\.gguf is a file, and 'other\.gguf' is to be one within a directory"
+            ModelLoadError, match=r"m\.gguf is a file, but 'other\.gguf' names a file within a directory"
         ):
             resolve_model(file, filenames=["other.gguf"])
         for path in (file, tmp_path, f"{tmp_path}:Q8_0"):
@@ -160,10 +160,10 @@ class TestLocal:
         assert resolve_model(tmp_path, filenames=[second]) == tmp_path / "big/tiny-F16-00001-of-00002.gguf"
         with pytest.raises(ModelLoadError, match=r"more than one GGUF file.*tiny-Q4_K_M\.gguf, tiny-Q8_0\.gguf"):
             resolve_model(tmp_path)
-        with pytest.raises(ModelLoadError, match=r"no file 'other\.gguf': there is"):
+        with pytest.raises(ModelLoadError, match=r"no file 'other\.gguf'; available:"):
             resolve_model(tmp_path, filenames=["other.gguf"])
         for quantization in ("Q5_K_M", "Q4_K", "4_K_M", "8_0"):
-            with pytest.raises(ModelLoadError, match=f"no GGUF file of quantization '{quantization}': there is"):
+            with pytest.raises(ModelLoadError, match=f"no GGUF file of quantization '{quantization}'; available:"):
                 resolve_model(f"{tmp_path}:{quantization}")
 
     def test_only_gguf_file_of_a_directory(self, tmp_path: Path) -> None:
@@ -224,9 +224,9 @@ class TestHub:
         hub(GGUFS)
         with pytest.raises(ModelLoadError, match=r"more than one GGUF file.*tiny-Q8_0\.gguf"):
             resolve_model("org/tiny", gguf=True)
-        with pytest.raises(ModelLoadError, match=r"no GGUF file of quantization 'Q2_K': there is .*tiny-Q8_0\.gguf"):
+        with pytest.raises(ModelLoadError, match=r"no GGUF file of quantization 'Q2_K'; available: .*tiny-Q8_0\.gguf"):
             resolve_model("org/tiny:Q2_K")
-        with pytest.raises(ModelLoadError, match=r"no file 'nope\.gguf': there is .*tiny-Q8_0\.gguf"):
+        with pytest.raises(ModelLoadError, match=r"no file 'nope\.gguf'; available: .*tiny-Q8_0\.gguf"):
             resolve_model("org/tiny", filenames=["nope.gguf"])
 
     def test_pickles_are_not_even_downloaded(self, hub: Callable[..., FakeHub]) -> None:
@@ -246,7 +246,7 @@ class TestHub:
         offline = errors.OfflineModeIsEnabled("offline")
         fake.model_info = lambda *_, **__: (_ for _ in ()).throw(offline)  # type: ignore[method-assign]
         assert resolve_model("org/tiny:Q8_0") == fake.cache / "tiny-Q8_0.gguf"
-        with pytest.raises(ModelLoadError, match=r"no GGUF file of quantization 'Q4_K_M': there is tiny-Q8_0\.gguf"):
+        with pytest.raises(ModelLoadError, match=r"no GGUF file of quantization 'Q4_K_M'; available: tiny-Q8_0\.gguf"):
             resolve_model("org/tiny:Q4_K_M")
 
     @pytest.mark.parametrize(

@@ -64,21 +64,21 @@ def test_both_forms_say_the_same(form: str, tmp_path: Path) -> None:
 def test_nothing_of_a_layer(tmp_path: Path) -> None:
     importance = read_importance(write_gguf(tmp_path / "m.gguf"))
     sizes = {DENSE: (1, 4), EXPERTS: (3, 2), "blk.1.attn_q.weight": (1, 4)}
-    with pytest.raises(CheckpointError, match=r"m\.gguf is of another model: .* tensor 'blk\.1\.attn_q\.weight'"):
+    with pytest.raises(CheckpointError, match=r"m\.gguf is for another model: .* tensor 'blk\.1\.attn_q\.weight'"):
         importance.must_fit(sizes, sizes)
 
 
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({DENSE: (1, 6), EXPERTS: (3, 2)}, "blk.0.attn_q.weight' has 4 columns there, expected are 6"),
-        ({DENSE: (1, 4), EXPERTS: (4, 2)}, "blk.0.ffn_up_exps.weight' has 6 columns there, expected are 8"),
-        ({DENSE: (1, 4)}, "tensor 'blk.0.ffn_up_exps.weight' is none of this one"),
+        ({DENSE: (1, 6), EXPERTS: (3, 2)}, "blk.0.attn_q.weight' has 4 columns, expected 6"),
+        ({DENSE: (1, 4), EXPERTS: (4, 2)}, "blk.0.ffn_up_exps.weight' has 6 columns, expected 8"),
+        ({DENSE: (1, 4)}, "tensor 'blk.0.ffn_up_exps.weight' is not in this one"),
     ],
 )
 def test_another_model_s_is_refused(sizes: dict[str, tuple[int, int]], said: str, tmp_path: Path) -> None:
     importance = read_importance(write_gguf(tmp_path / "m.gguf"))
-    with pytest.raises(CheckpointError, match="is of another model") as caught:
+    with pytest.raises(CheckpointError, match="is for another model") as caught:
         importance.must_fit(sizes, ())
     assert said in str(caught.value)
     assert "m.gguf" in str(caught.value)
@@ -94,11 +94,11 @@ def test_two_are_added(tmp_path: Path) -> None:
     (tmp_path / "m.dat").write_bytes(legacy())
     older = read_importance(tmp_path / "m.dat")
     for pair in ((one, older), (older, one)):
-        with pytest.raises(CheckpointError, match=r"m\.dat cannot be added to"):
+        with pytest.raises(CheckpointError, match=r"m\.dat cannot be combined with others"):
             pair[0].plus(pair[1])
     for squares in ({DENSE: SQUARES[DENSE]}, SQUARES | {DENSE: np.ones((1, 6))}):
         other = read_importance(write_gguf(tmp_path / "other.gguf", squares))
-        with pytest.raises(CheckpointError, match=r"one\.gguf and .*other\.gguf are of two models: see tensor 'blk\.0"):
+        with pytest.raises(CheckpointError, match=r"one\.gguf and .*other\.gguf are for different models: .* 'blk\.0"):
             one.plus(other)
 
 
@@ -126,12 +126,12 @@ def test_files_that_are_cut_off(cut: int, tmp_path: Path) -> None:
 def test_files_that_are_none(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "m.dat"
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match="is no importance matrix"):
+    with pytest.raises(CheckpointError, match="cannot be read as an importance matrix"):
         read_importance(path)
 
 
 def test_gguf_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CheckpointError, match="it is a GGUF 'model'"):
+    with pytest.raises(CheckpointError, match=r"general\.type must be 'imatrix', found 'model'"):
         read_importance(write_gguf(tmp_path / "m.gguf", kind="model"))
     monkeypatch.setitem(COUNTS, DENSE, [np.inf])
     with pytest.raises(CheckpointError, match=r"k\.gguf .*tensor 'blk\.0\.attn_q\.weight'"):

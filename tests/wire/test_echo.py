@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from jsonschema import Draft202012Validator
 from transformers import AutoModelForCausalLM
 
 from paged_sdk import ContextLengthError, InvalidRequestError, Model, TextModelBuilder
 from paged_sdk.testing import fake_model
+from paged_sdk.wire.body import schema_of
 from paged_sdk.wire.completions import read_completion
 from paged_sdk.wire.echo import Echo
+from paged_sdk.wire.forms import TextCompletion
 from paged_sdk.wire.problem import problem_of, renamed
 
 pytestmark = pytest.mark.anyio
@@ -64,6 +67,14 @@ async def test_each_choice_has_the_prompt() -> None:
         assert choice["text"] == "aéAÉ"
         assert choice["logprobs"]["text_offset"] == [0, 1, 1, 2, 3, 3]
         assert choice["logprobs"]["top_logprobs"] == [None, *[{}] * 5]
+
+
+async def test_the_first_token_has_no_logprob_and_the_openapi_document_says_so() -> None:
+    async with fake_model("AÉ") as model:
+        answer = await asked(model, prompt="ab", logprobs=1)
+    logprobs = answer["choices"][0]["logprobs"]
+    assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+    Draft202012Validator(schema_of(TextCompletion)).validate(answer)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -22,6 +23,17 @@ def read(**fields: Any) -> ResponsesCall:
 
 def turns(*items: Any, **fields: Any) -> list[dict[str, Any]]:
     return [message.to_dict() for message in read(input=list(items), **fields).request.messages]
+
+
+def test_a_response_repeats_the_temperature_of_its_model() -> None:
+    def model(temperature: float | None) -> Any:
+        return SimpleNamespace(generation_defaults=SimpleNamespace(temperature=temperature, top_p=None))
+
+    call = read(top_p=0.5)
+    for given, expected in ((0.7, 0.7), (0.2, 0.2), (None, 1.0)):
+        repeated = call.with_defaults(model(given)).repeated
+        assert (repeated["temperature"], repeated["top_p"]) == (expected, 0.5)
+    assert read(temperature=0).with_defaults(model(0.7)).repeated["temperature"] == 0
 
 
 def test_every_field_of_the_client_is_known() -> None:

@@ -21,7 +21,7 @@ from paged_sdk.attention import native_paged
 from paged_sdk.chat import detokenizer, output_text, stop_strings
 from paged_sdk.engine import engine, events, metrics, output, request_start, request_state
 from paged_sdk.kv import block_pool, paged
-from paged_sdk.runner import model_runner
+from paged_sdk.runner import model_runner, step_runner
 from paged_sdk.sampling import bias, candidates, dry, logprobs, min_tokens, penalties, sampler, text_state, truncation
 from paged_sdk.scheduler import output as scheduler_output
 from paged_sdk.scheduler import scheduler, sequence, waiting_queue
@@ -35,7 +35,7 @@ FOR_ONE_REQUEST: Final = (
 """What these do, they do for one request. Several rows may be drawn at once, but one at a time after an exception."""
 FOR_ALL: Final = (
     *(engine, events, metrics, output, sampler, scheduler_output, scheduler, sequence, waiting_queue, event_loop),
-    *(block_pool, paged, model_runner, native_paged, mailbox, worker),
+    *(block_pool, paged, model_runner, step_runner, native_paged, mailbox, worker),
 )
 OUTERMOST: Final = frozenset(
     {"Worker._run", "Worker._attempt", "Worker._sweep", "Outbox.deliver", "_FutureWaiter.set", "Worker.join"}

@@ -217,19 +217,19 @@ class AdapterBank:
         """Return an adapter with the updates of fused spans in their native form."""
         if tuple(lora.native) == self._fused:
             return lora
-        of, native = dict(lora.of), {}
+        by_layer, native = dict(lora.by_layer), {}
         for layers, before in lora.native.items():
             assert isinstance(before, NativeLora)
             for names, weights in zip(self._layers[layers.start : layers.stop], before.weights(), strict=True):
-                of.update({names[number]: own for number, own in weights.items()})
+                by_layer.update({names[number]: own for number, own in weights.items()})
         for layers in self._fused:
             native[layers] = NativeLora(
                 [
-                    {number: of.pop(name) for number, name in names.items() if name in of}
+                    {number: by_layer.pop(name) for number, name in names.items() if name in by_layer}
                     for names in self._layers[layers.start : layers.stop]
                 ]
             )
-        return Lora(of, native, lora.head, lora.embedding)
+        return Lora(by_layer, native, lora.head, lora.embedding)
 
     def _check(self, adapter: Adapter, update: ModuleUpdate, linear: AdaptableShape, module: str) -> None:
         """Check that the model's matrix can take an update.

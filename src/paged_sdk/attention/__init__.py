@@ -1,1 +1,1 @@
-"""Computes attention over a KV cache, and keeps the keys and values."""
+"""Stores the KV cache and computes attention over it."""

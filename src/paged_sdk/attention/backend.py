@@ -1,4 +1,4 @@
-"""Defines the interface of attention backends, and the setup from which one is made."""
+"""Defines the interface of attention backends, and the setup that a backend is made from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.kernels.attention_inputs import LayerCache, Products, ScoreOptions
+from paged_sdk.kernels.attention_inputs import LayerCache, Precision, ScoreOptions
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.paged_attention import AttentionShape
 from paged_sdk.kernels.step import AttentionStep
@@ -38,9 +38,9 @@ class AttentionSetup:
     :ivar model: the decoder's shape
     :ivar engine: the engine's settings; the number of blocks is not yet set
     :ivar dtype: dtype of queries, keys and values
-    :ivar workspace: scratch memory of the native CPU kernels; None: they are absent
-    :ivar products: what attention on the CPU may multiply
-    :ivar is_bidirectional: whether tokens attend to one another in both directions, those of an image or all of a text
+    :ivar workspace: scratch memory of the native CPU kernels; None if the native library is unavailable
+    :ivar precision: the lowest precision in which attention on the CPU may multiply
+    :ivar has_bidirectional: whether any tokens attend bidirectionally: those within an image, or the whole sequence
     :ivar key_offsets: per layer, the offsets that are subtracted from keys before they are stored in FP8
         (:mod:`paged_sdk.kernels.key_offsets`)
     """
@@ -50,12 +50,12 @@ class AttentionSetup:
     dtype: torch.dtype
     device: torch.device
     workspace: Workspace | None = None
-    products: Products = Products.FLOAT32
-    is_bidirectional: bool = False
+    precision: Precision = Precision.FLOAT32
+    has_bidirectional: bool = False
     key_offsets: Sequence[Tensor] = ()
 
     def of_layers(self, layers: Sequence[int], device: torch.device) -> AttentionSetup:
-        """Return the setup of what keeps the KV of some of the layers, on a device of theirs."""
+        """Return the setup of a backend that keeps only these layers' KV, on the given device."""
         return evolve(
             self,
             model=self.model.of_layers(layers),
@@ -77,7 +77,7 @@ class AttentionSetup:
 
 @frozen(eq=False)
 class NativePages:
-    """Holds a pool in the form that the native CPU kernels take, for a decoder whose whole step is one native call.
+    """Holds a KV pool in the form that the native CPU kernels take, for a decoder that runs a step in one native call.
 
     :ivar workspace: scratch memory of the calling engine
     :ivar caches: the pages of each layer
@@ -89,13 +89,16 @@ class NativePages:
     shapes: tuple[AttentionShape, ...]
 
     def of_layers(self, layers: range) -> NativePages:
-        """Return the pages of some of the layers, which follow one another."""
+        """Return the pages of a contiguous range of layers."""
         part = slice(layers.start, layers.stop)
         return NativePages(self.workspace, self.caches[part], self.shapes[part])
 
 
 class DecodeBackend(Protocol):
-    """Makes steps whose indices are computed on the device."""
+    """Makes attention steps whose indices are computed on the device, so that a CUDA graph can record them.
+
+    A seat is a row of the table of block tables on the device (:class:`~paged_sdk.attention.block_tables.BlockTables`).
+    """
 
     @property
     def empty_seat(self) -> int:
@@ -105,8 +108,7 @@ class DecodeBackend(Protocol):
     def seats(
         self, seq_ids: Sequence[int], versions: Sequence[int], tables: Sequence[Sequence[int]]
     ) -> npt.NDArray[np.int64]:
-        """Send new parts of some sequences' block tables to the device, and return the seats that the tables have
-        there.
+        """Send new entries of these sequences' block tables to the device, and return the seats of the tables.
 
         :param versions: versions of the tables: see :attr:`~paged_sdk.types.step.StepRow.kv_version`
         """
@@ -131,7 +133,7 @@ class DecodeBackend(Protocol):
         *,
         max_context_len: int,
     ) -> AttentionStep:
-        """Make a step of rows of any number of tokens, none included.
+        """Make a step of rows with any number of tokens, including 0.
 
         :param seats: ``[num_rows]`` int64
         :param context_lens: ``[num_rows]`` int32; 0: all tokens of the row are padding
@@ -146,14 +148,13 @@ class DecodeBackend(Protocol):
 class AttentionBackend(ABC):
     """Keeps the keys and values of every layer, and computes attention over them.
 
-    A backend says itself what only some backends can do (:attr:`native_pages`, :attr:`decode_backend`), so that callers
-    need not know its class.
+    Optional capabilities are properties (:attr:`native_pages`, :attr:`decode_backend`), so callers need not know the
+    class.
     """
 
     @abstractmethod
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
-        """Make the object that computes one step's attention. Rows must not write new tokens to storage that others
-        use.
+        """Make the object that computes one step's attention. A row must not write to storage that another row uses.
 
         :param rows: prefill chunks and decodes in any order, at least one row
         """
@@ -173,30 +174,30 @@ class AttentionBackend(ABC):
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Return how many bytes are allocated now."""
+        """Return the number of bytes allocated now."""
 
     @property
     def windows(self) -> Sequence[int | None]:
-        """Return the sliding windows of its layers, each once; None: some layers have none."""
+        """Return the distinct sliding windows of the layers; None stands for layers without a window."""
         return ()
 
     @property
     def native_pages(self) -> NativePages | None:
-        """Return the pool in the form that the native CPU kernels take; None: they cannot read it."""
+        """Return the pool in the form that the native CPU kernels take, or None if they cannot read it."""
         return None
 
     @property
     def decode_backend(self) -> DecodeBackend | None:
-        """Return the maker of decode steps that a CUDA graph can record; None: they cannot be recorded."""
+        """Return the maker of steps that a CUDA graph can record, or None if this backend's steps cannot be."""
         return None
 
 
 @frozen(kw_only=True)
 class KvStorage:
-    """Describes how keys and values are to be kept.
+    """Describes how to allocate KV storage.
 
-    :ivar make: allocates the storage of so many blocks; contiguous storage grows on demand
-    :ivar scratch: bytes that steps over long contexts may allocate temporarily on a device, beyond those of short ones
+    :ivar make: allocates storage for a number of blocks; contiguous storage ignores the number and grows on demand
+    :ivar scratch: by device, bytes that steps over long contexts may temporarily allocate beyond those of short ones
     """
 
     make: Callable[[int], AttentionBackend]
@@ -204,7 +205,7 @@ class KvStorage:
 
 
 def layer_scores(config: DecoderConfig, device: torch.device) -> tuple[ScoreOptions, ...]:
-    """Return the options that shape the attention scores of each layer, with their tensors on the device."""
+    """Return each layer's score options (scale, window, softcap, ALiBi), with their tensors on the device."""
     slopes = torch.tensor(config.alibi_slopes, device=device) if config.alibi_slopes else None
     return tuple(
         ScoreOptions(
@@ -212,7 +213,7 @@ def layer_scores(config: DecoderConfig, device: torch.device) -> tuple[ScoreOpti
             window=window,
             softcap=config.attention_softcap,
             alibi_slopes=slopes,
-            both_ways=config.bidirectional,
+            bidirectional=config.bidirectional,
         )
         for window in config.sliding_windows
     )

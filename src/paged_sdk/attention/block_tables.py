@@ -1,4 +1,4 @@
-"""Keeps block tables on the device from step to step, so that a step uploads only what has changed."""
+"""Keeps block tables on the device across steps, so that a step uploads only new entries."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["BlockTables"]
 
 
 class BlockTables:
-    """Keeps the tables of recent sequences, each in a seat. A sequence that finds no free seat takes the least recently
-    used one.
+    """Keeps the block tables of recent sequences, each in a seat (a row of :attr:`tensor`). A new sequence takes the
+    least recently used seat.
 
-    Only the entries that a table has gained since it was last sent are sent; all of it, when its version has changed.
+    Only entries added to a table since it was last sent are sent, or all of them if the table's version has changed.
 
-    :param num_seats: how many tables are kept at once, at least as many as a step has rows
-    :param width: entries of the longest table
+    :param num_seats: number of tables kept at once, at least the maximum number of rows in a step
+    :param width: number of entries of the longest table
     :ivar tensor: ``[num_seats + 1, width]`` int32. Entries after a table's end are arbitrary
-    :ivar nobody: the last seat, which stays empty and serves padding rows
+    :ivar padding_seat: the last seat, which belongs to no sequence and serves padding rows
     """
 
     def __init__(self, num_seats: int, width: int, device: torch.device) -> None:
         self.tensor: torch.Tensor = torch.zeros(num_seats + 1, width, dtype=torch.int32, device=device)
-        self.nobody = num_seats
+        self.padding_seat = num_seats
         self._seats: dict[int, int] = {}
         self._owners: list[int | None] = [None] * num_seats
         self._versions = [0] * num_seats
@@ -43,9 +43,9 @@ class BlockTables:
     def place(
         self, seq_ids: Sequence[int], versions: Sequence[int], tables: Sequence[Sequence[int]]
     ) -> npt.NDArray[np.int64]:
-        """Send new parts of a step's tables to the device, and return the seats of the tables.
+        """Send new entries of a step's block tables to the device, and return the seats of the tables.
 
-        :param seq_ids: the sequences that the tables belong to
+        :param seq_ids: the owners of the tables
         :param versions: versions of the tables: see :attr:`~paged_sdk.types.step.StepRow.kv_version`
         :returns: ``[len(tables)]``
         """
@@ -95,6 +95,6 @@ class BlockTables:
         if places:
             index, values = to_device(self.tensor.device, np.concatenate(places), np.concatenate(entries))
             self.tensor.view(-1).index_copy_(0, index, values)
-        # Recorded only after sending: had that failed, entries that were not sent would count as sent.
+        # Recorded only after sending, so that entries do not count as sent if sending fails.
         for seat, version, table in zip(seats, versions, tables, strict=True):
             self._versions[seat], self._lengths[seat] = version, len(table)

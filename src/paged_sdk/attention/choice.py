@@ -1,4 +1,4 @@
-"""Chooses the backend that keeps an engine's keys and values: the first of a list that can serve it."""
+"""Chooses an engine's attention backend: the first in a list, fastest first, that can serve its setup."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _log = get_logger(__name__)
 
 @frozen(kw_only=True)
 class Candidate:
-    """Describes a backend that could keep keys and values.
+    """Describes an attention backend that may be chosen.
 
     :ivar name: for the log
-    :ivar paged: whether it keeps them in blocks
-    :ivar device_type: the type of device that it runs on; None: any
-    :ivar why_not: returns why it cannot serve a setup, or None if it can
-    :ivar storage: makes the storage for a setup that it can serve
+    :ivar paged: whether the backend keeps KV in blocks
+    :ivar device_type: the type of device that the backend runs on; None: any
+    :ivar why_not: returns why the backend cannot serve a setup, or None if it can
+    :ivar storage: makes the storage, for a setup for which ``why_not`` returns None
     """
 
     name: str
@@ -45,7 +45,7 @@ def _nothing_against(setup: AttentionSetup) -> str | None:
 
 def _why_not_triton(setup: AttentionSetup) -> str | None:
     model = setup.model
-    if setup.is_bidirectional:
+    if setup.has_bidirectional:
         return "its tokens, or those of its images, attend in both directions"
     return why_not_triton(torch.empty(0, model.num_heads, model.head_dim, dtype=setup.dtype, device=setup.device))
 
@@ -72,11 +72,11 @@ CANDIDATES: Final = (
         name="torch, contiguous", paged=False, device_type=None, why_not=_nothing_against, storage=_contiguous_storage
     ),
 )
-"""Lists all backends, the fastest first."""
+"""All backends, fastest first."""
 
 
 def choose_storage(setup: AttentionSetup, candidates: Iterable[Candidate] = CANDIDATES) -> KvStorage:
-    """Return the fastest storage that can serve a setup. Log which it is, and why no faster one can serve."""
+    """Return the storage of the fastest backend that can serve a setup. Log its name and why faster ones cannot."""
     reasons: list[str] = []
     for candidate in candidates:
         if candidate.paged is not setup.engine.paged or candidate.device_type not in (None, setup.device.type):

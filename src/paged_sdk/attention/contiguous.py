@@ -1,4 +1,4 @@
-"""Keeps KV without pages: one growing tensor per sequence, for platforms and comparisons without blocks."""
+"""Keeps KV without pages, as one growing tensor per sequence."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _MIN_CAPACITY: Final = 64
 
 
 class ContiguousBackend(AttentionBackend):
-    """Keeps keys and values of each slot in one tensor, ``[num_layers, 2, capacity, num_kv_heads, head_dim]``.
+    """Keeps the keys and values of each slot (one sequence) in a tensor, ``[num_layers, 2, capacity, num_kv_heads,
+    head_dim]``.
 
-    Its capacity doubles when it is full, so a sequence of n tokens copies fewer than n tokens in all.
+    The capacity doubles when it is full, so growing to n tokens copies fewer than 2n tokens in all.
 
     :param dtype: dtype of keys and values
     """
@@ -41,7 +42,7 @@ class ContiguousBackend(AttentionBackend):
         return sum(tensor.nbytes for tensor in self._slots.values())
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
-        """Grow every row's slot to the capacity that the row's tokens need, and make the step."""
+        """Grow every row's slot to fit the row's tokens, and make the step."""
         for row in rows:
             self._reserve(_slot(row), row.end)
         return _ContiguousStep(self._scores, rows, [self._slots[_slot(row)] for row in rows])
@@ -53,7 +54,7 @@ class ContiguousBackend(AttentionBackend):
             self._slots[target][:, :, :num_tokens] = self._slots[source][:, :, :num_tokens]
 
     def release(self, kv_ids: Iterable[int]) -> None:
-        """Free the storage of slots; slots that never held anything are allowed."""
+        """Free the storage of slots. Ids of slots without storage are ignored."""
         for slot in kv_ids:
             self._slots.pop(slot, None)
 

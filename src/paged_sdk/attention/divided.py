@@ -1,4 +1,4 @@
-"""Keeps the keys and values of each layer on the layer's own device."""
+"""Keeps each layer's KV on that layer's device, for models on several devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 def divided_storage(placement: Placement, storages: Mapping[torch.device, KvStorage]) -> KvStorage:
     """Join the storages of a model's devices.
 
-    :param storages: of the layers on each device
+    :param storages: by device, the storage of the layers there
     """
 
     def make(num_blocks: int) -> DividedBackend:
@@ -38,9 +38,9 @@ def divided_storage(placement: Placement, storages: Mapping[torch.device, KvStor
 
 
 class DividedBackend(AttentionBackend):
-    """Keeps KV by a backend for each device, under the same ids on all of them.
+    """Joins one backend per device. Block ids are the same on all devices.
 
-    :ivar parts: the backend of each device, which numbers the layers there from 0
+    :ivar parts: the backend of each device, which numbers its own layers from 0
     """
 
     def __init__(self, placement: Placement, parts: Mapping[torch.device, AttentionBackend]) -> None:
@@ -50,12 +50,12 @@ class DividedBackend(AttentionBackend):
         ]
 
     def part_of(self, layers: range) -> tuple[AttentionBackend, range]:
-        """Return the backend of layers that are on one device, and the numbers that they have there."""
+        """Return the backend of a range of layers on one device, and the layers' numbers within that backend."""
         first = self._places[layers.start]
         return self.parts[first.device], range(first.number, first.number + len(layers))
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
-        """See :meth:`AttentionBackend.prepare`: each device gets a step's indices once, however many layers it has."""
+        """See :meth:`AttentionBackend.prepare`. A step's indices are made once per device, for all its layers."""
         return _DividedStep(self._places, self._on_each(lambda part: part.prepare(rows)))
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
@@ -87,7 +87,7 @@ class DividedBackend(AttentionBackend):
 
 @frozen
 class _Place:
-    """Says where a layer is: on which device, and which of the layers there."""
+    """Locates a layer: its device, and its number among the layers of that device."""
 
     device: torch.device
     number: int
@@ -100,7 +100,7 @@ class _DividedStep(AttentionStep):
 
     @property
     def native_rows(self) -> NativeRows | None:
-        """Return the rows as the CPU's layers take them."""
+        """Return the rows in the form that the layers on the CPU take, or None if no backend has that form."""
         return next((rows for step in self._steps.values() if (rows := step.native_rows) is not None), None)
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:

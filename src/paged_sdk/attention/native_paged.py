@@ -1,4 +1,4 @@
-"""Computes paged attention by the native CPU kernels, which read the pages in place."""
+"""Computes paged attention with the native CPU kernels, which read KV pages in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged_sdk.attention.backend import AttentionSetup, KvStorage, NativePages
 from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.kernels.attention_inputs import Products
+from paged_sdk.kernels.attention_inputs import Precision
 from paged_sdk.kernels.kv_cache import write_slots
 from paged_sdk.kernels.native.huge_pages import HugePages
 from paged_sdk.kernels.native.library import Workspace
@@ -31,7 +31,7 @@ __all__ = ["NativePagedBackend", "native_storage", "why_not_native"]
 
 
 def why_not_native(setup: AttentionSetup) -> str | None:
-    """Return why the kernels cannot serve a model, or None if they can."""
+    """Return why the native kernels cannot serve a model, or None if they can."""
     if setup.workspace is None:
         return "they are absent"
     if setup.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -48,7 +48,7 @@ def native_storage(setup: AttentionSetup) -> KvStorage:
     workspace = setup.workspace
     assert workspace is not None
     return KvStorage(
-        make=partial(NativePagedBackend, setup.model, setup.pool, workspace=workspace, products=setup.products)
+        make=partial(NativePagedBackend, setup.model, setup.pool, workspace=workspace, precision=setup.precision)
     )
 
 
@@ -56,7 +56,7 @@ class NativePagedBackend(PagedBackend):
     """Keeps a pool of KV blocks on the CPU. It takes the arguments of :class:`PagedBackend` and these:
 
     :param workspace: scratch memory of the calling engine
-    :param products: what may be multiplied
+    :param precision: the lowest precision in which attention may multiply
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class NativePagedBackend(PagedBackend):
         num_blocks: int,
         *,
         workspace: Workspace,
-        products: Products = Products.FLOAT32,
+        precision: Precision = Precision.FLOAT32,
     ) -> None:
         assert settings.device.type == "cpu", settings.device
         super().__init__(config, settings, num_blocks)
@@ -84,7 +84,7 @@ class NativePagedBackend(PagedBackend):
                     window=scores.window,
                     window_reaches_ahead=config.bidirectional,
                     softcap=scores.softcap,
-                    products=products,
+                    precision=precision,
                 )
                 for scores in self._scores
             ),
@@ -97,16 +97,16 @@ class NativePagedBackend(PagedBackend):
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """See :meth:`AttentionBackend.prepare`."""
-        # A pool gives its blocks out in order at first, so those before the newest are in use.
+        # A new pool hands out blocks in order of id, so all blocks up to the highest id are in use.
         self._huge_pages.follow(max((row.kv_ids[-1] for row in rows), default=0))
-        parts, in_chunks, both_ways, num_generating = _by_form(rows, is_bidirectional=self._config.bidirectional)
+        parts, in_chunks, firsts, num_generating = _by_form(rows, is_bidirectional=self._config.bidirectional)
         arrays = self._varlen(parts)
         batch = VarlenBatch(
             cu_seqlens_q=torch.from_numpy(arrays.cu_seqlens_q),
             block_tables=torch.from_numpy(arrays.block_tables),
             context_lens=torch.from_numpy(arrays.context_lens),
             in_chunks=torch.tensor(in_chunks, dtype=torch.uint8) if any(in_chunks) else None,
-            both_ways=torch.tensor(both_ways, dtype=torch.int32) if max(both_ways) >= 0 else None,
+            bidirectional_from=torch.tensor(firsts, dtype=torch.int32) if max(firsts) >= 0 else None,
         )
         read = None
         if any(part.num_logits < part.num_new_tokens for part in parts):
@@ -117,19 +117,19 @@ class NativePagedBackend(PagedBackend):
 
 
 def _by_form(rows: Sequence[StepRow], *, is_bidirectional: bool) -> tuple[list[StepRow], list[bool], list[int], int]:
-    """Divide rows so that the form in which a token is computed follows from its place in its own sequence.
+    """Split rows so that only a token's place in its sequence decides by which kernel it is computed.
 
-    It must not follow from how many tokens of the sequence a step computes: the end of a prompt comes alone where the
-    rest is cached, and generated tokens come many at a time as drafts or after a preemption.
+    The number of tokens that a step computes must not decide: the last token of a prompt is computed alone if the rest
+    is cached, and generated tokens are computed many at a time as drafts or after a preemption.
 
-    :param is_bidirectional: whether all tokens of a text see one another
-    :returns: rows of tokens of a prompt, or of at most ``MAX_FEW_TOKENS`` generated ones; which of them are of prompts;
-        the position from which on all of them see one another, -1 where they do not; and how many of the given rows
-        have generated tokens
+    :param is_bidirectional: whether attention is bidirectional over the whole sequence
+    :returns: parts, each of prompt tokens or of at most ``MAX_FEW_TOKENS`` generated tokens; for each part, whether its
+        tokens are of a prompt; for each part, the position from which on its tokens see one another bidirectionally, or
+        -1 if attention is causal; and the number of given rows that have generated tokens
     """
     parts: list[StepRow] = []
     in_chunks: list[bool] = []
-    both_ways: list[int] = []
+    bidirectional_from: list[int] = []
     num_generating = 0
     for row in rows:
         start, end = row.start, row.end
@@ -140,20 +140,20 @@ def _by_form(rows: Sequence[StepRow], *, is_bidirectional: bool) -> tuple[list[S
             for first, end_of_part, seen_by_all in parts_of_row:
                 parts.append(_part(row, first, end_of_part))
                 in_chunks.append(True)
-                both_ways.append(seen_by_all)
+                bidirectional_from.append(seen_by_all)
             start = first_generated
         num_generating += start < end
         for first in range(start, end, MAX_FEW_TOKENS):
             parts.append(_part(row, first, min(first + MAX_FEW_TOKENS, end)))
             in_chunks.append(False)
-            both_ways.append(-1)
-    return parts, in_chunks, both_ways, num_generating
+            bidirectional_from.append(-1)
+    return parts, in_chunks, bidirectional_from, num_generating
 
 
 def _by_image(row: StepRow, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Cut tokens of a prompt where images begin and end whose tokens see one another in both directions.
+    """Split prompt tokens at the start and end of each image whose tokens attend bidirectionally.
 
-    :returns: first and last position (exclusive) of each part, and the first position of its image; -1: of none
+    :returns: first and last position (exclusive) of each part, and the first position of its image; -1: no image
     """
     for first, last in () if row.media is None else row.media.whole_spans(start, end):
         if start < first:
@@ -165,7 +165,7 @@ def _by_image(row: StepRow, start: int, end: int) -> Iterator[tuple[int, int, in
 
 
 def _part(row: StepRow, start: int, end: int) -> StepRow:
-    """Return the tokens of a row at the positions from ``start`` to ``end``."""
+    """Return the part of a row at positions ``start`` to ``end`` (exclusive)."""
     if (start, end) == (row.start, row.end):
         return row
     token_ids = row.token_ids[start - row.start : end - row.start]

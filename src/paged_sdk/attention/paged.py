@@ -1,4 +1,4 @@
-"""Keeps KV in fixed-size blocks of one pool, found through block tables (Kwon et al., 2023, arXiv 2309.06180)."""
+"""Keeps KV in fixed-size blocks of one pool, addressed by block tables (Kwon et al., 2023, arXiv 2309.06180)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from paged_sdk.types.step import StepRow
 
 __all__ = ["PagedBackend", "new_positions"]
 
-# Decodes are batched with others of similar length, so that padding to the longest at most doubles the keys that are
-# gathered, and the gathered copies of a group stay small beside the pool. Below 256 keys the calls of a second group
-# cost more than the padding does.
+# Decodes of similar context length are batched together: padding to the longest at most doubles the gathered keys, and
+# a group's gathered copies stay small compared to the pool. Below 256 keys, launching another group costs more than the
+# padding.
 _SHORT_CONTEXT: Final = 256
 _MAX_GROUP_KEYS: Final = 65_536
 
@@ -37,9 +37,9 @@ _Slots = npt.NDArray[np.int64]
 class PagedBackend(AttentionBackend):
     """Keeps a pool of KV blocks for all layers.
 
-    Blocks are not cleared: the contents of unused slots, NaN included, never reach a result.
+    Blocks are never cleared: contents of unused slots, including NaN, do not affect results.
 
-    :param num_blocks: how many blocks the pool has
+    :param num_blocks: number of blocks in the pool
     :raises OutOfMemoryError: the pool cannot be allocated
     :raises ConfigError: the settings' key offsets do not fit
     """
@@ -89,19 +89,19 @@ class PagedBackend(AttentionBackend):
         return _PagedStep(self._scores, self._layers, self._tensor(slot_mapping), positions, plans)
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Copy whole blocks, however many of their tokens are used."""
+        """Copy whole blocks, including unused slots."""
         for layer in self._layers:
             for source, target, _ in copies:
                 copy_block(layer.tensors, source, target)
 
     def release(self, kv_ids: Iterable[int]) -> None:
-        """Do nothing: the pool stays allocated, and the KV manager knows which blocks are free."""
+        """Do nothing: the pool stays allocated, and the KV manager tracks free blocks."""
 
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
     def _varlen(self, rows: Sequence[StepRow]) -> _VarlenArrays:
-        """Make the arrays that kernels need to follow block tables."""
+        """Make the arrays from which kernels find rows and their blocks."""
         ends = [row.end for row in rows]
         tables = np.zeros((len(rows), -(-max(ends) // self._block_size)), dtype=np.int32)
         for table, row in zip(tables, rows, strict=True):
@@ -120,24 +120,24 @@ class PagedBackend(AttentionBackend):
         size = self._block_size
         if any(row.num_new_tokens != 1 for row in rows):
             return np.concatenate([self._slots(row, row.start) for row in rows])
-        # Beside cold caches, a row's own array operations take 10 us.
+        # With cold caches, numpy operations per row would take 10 us each row.
         return np.array([row.kv_ids[row.start // size] * size + row.start % size for row in rows], dtype=np.int64)
 
     def _where_offsets(self, positions: npt.NDArray[np.int64]) -> Tensor | None:
-        """Return positions on the device if there are key offsets, else None."""
+        """Return positions on the device if the pool has key offsets, else None."""
         if self._max_positions is None:
             return None
         assert positions.max() < self._max_positions, (positions.max(), self._max_positions)
         return self._tensor(positions)
 
     def _slots(self, row: StepRow, first: int) -> _Slots:
-        """Return the slots of a row's positions from ``first`` to its end."""
+        """Return the slots of a row's positions from ``first`` to the row's end."""
         position = np.arange(first, row.end)
         table = np.asarray(row.kv_ids, dtype=np.int64)
         return table[position // self._block_size] * self._block_size + position % self._block_size
 
     def _plan(self, rows: Sequence[StepRow], window: int | None) -> _WindowPlan:
-        """Find the slots of the keys that layers of one window read."""
+        """Find the slots of the keys that layers with this sliding window read."""
         prefills: list[_PrefillRow] = []
         decode_tokens: list[int] = []
         decode_keys: list[_Keys] = []
@@ -169,7 +169,7 @@ class PagedBackend(AttentionBackend):
     def _decode_group(self, rows: Sequence[_Keys]) -> _DecodeGroup:
         lengths = np.array([len(row.slots) for row in rows])
         longest = int(lengths.max())
-        # Padded with the row's newest slot, which this step itself writes.
+        # Padded with the row's newest slot, which holds valid data: this step writes it.
         filled = np.minimum(np.arange(longest), lengths[:, None] - 1)
         slots, positions = (
             np.stack([numbers[index] for numbers, index in zip(each, filled, strict=True)])
@@ -201,8 +201,8 @@ class _Keys:
 class _PrefillRow:
     """Describes a chunk of one sequence: its tokens ``first`` to ``last`` (exclusive) of the step, and its keys' slots.
 
-    :ivar positions: the positions of the keys, if there are key offsets
-    :ivar blocks: which keys see one another in both directions, if any do
+    :ivar positions: the positions of the keys, if the pool has key offsets
+    :ivar blocks: which keys attend to one another bidirectionally, if any do
     """
 
     first: int
@@ -214,7 +214,7 @@ class _PrefillRow:
 
 @frozen
 class _DecodeGroup:
-    """Holds decodes of similar length, in the form that :func:`paged_decode_attention` takes."""
+    """Holds decodes of similar context length, in the form that :func:`paged_decode_attention` takes."""
 
     slots: Tensor
     positions: Tensor | None
@@ -223,8 +223,12 @@ class _DecodeGroup:
 
 @frozen(kw_only=True)
 class _WindowPlan:
-    """Holds either ``batch``, one group of all rows, which all decode; or groups with the tokens they serve, and
-    chunks."""
+    """Holds how layers with one window compute a step.
+
+    :ivar batch: all rows as one decode group; None: see the others
+    :ivar decodes: decode groups, each with the indices of its tokens in the step
+    :ivar prefills: prompt chunks
+    """
 
     batch: _DecodeGroup | None = None
     decodes: tuple[tuple[Tensor, _DecodeGroup], ...] = ()
@@ -276,7 +280,7 @@ def new_positions(rows: Sequence[StepRow]) -> npt.NDArray[np.int64]:
 
 
 def _group_by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Split indices into groups whose members can be padded to one length at little cost; each group in order."""
+    """Split indices into groups of similar length, so that padding a group costs little; indices ascend in a group."""
     groups: list[list[int]] = []
     shortest = 0
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):

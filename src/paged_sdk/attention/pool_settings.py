@@ -1,4 +1,4 @@
-"""Describes a pool of KV blocks, whichever backend serves it."""
+"""Describes a pool of KV blocks, for all paged backends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["PoolSettings"]
 
 @frozen(kw_only=True)
 class PoolSettings:
-    """Holds the settings of a pool, except the number of blocks.
+    """Holds the settings of a KV pool, except its number of blocks.
 
     :ivar block_size: tokens per block
     :ivar dtype: dtype of keys and values
@@ -33,7 +33,7 @@ class PoolSettings:
 
     @property
     def quantized(self) -> bool:
-        """Say whether scales are kept beside keys and values."""
+        """Return whether keys and values are stored as codes with scales."""
         return self.cache_type is PagedCacheType.F8E4M3
 
     @property

@@ -1,4 +1,4 @@
-"""Computes paged attention by Triton kernels on CUDA devices. Import it only where Triton is installed."""
+"""Computes paged attention with Triton kernels on CUDA devices. Requires Triton to be installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paged_sdk.attention.block_tables import BlockTables
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.kernels.attention_inputs import PagedRows
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.flash_prefill import PrefillRows
 from paged_sdk.kernels.key_offsets import subtract_key_offsets
 from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape, faster_for_prefill
@@ -40,7 +40,7 @@ _MAX_NUM_SEQS: Final = 32
 
 
 def triton_storage(setup: AttentionSetup) -> KvStorage:
-    """Make the storage of a pool on a CUDA device. Log what serves chunks of prompts."""
+    """Make the storage of a pool on a CUDA device. Log which kernels compute prefill attention."""
     model, engine = setup.model, setup.engine
     prefills = choose_prefills(model, setup.pool)
     for window, choice in prefills.items():
@@ -67,7 +67,7 @@ def triton_storage(setup: AttentionSetup) -> KvStorage:
 
 
 def choose_prefills(config: DecoderConfig, settings: PoolSettings) -> dict[int | None, PagedPrefill]:
-    """Measure what is fastest for chunks of prompts, by window; it takes some milliseconds and 100 MB of the device."""
+    """Time prefill kernels and choose the faster, by window. Takes some milliseconds and 100 MB of device memory."""
     return {
         window: faster_for_prefill(
             PrefillShape(
@@ -90,14 +90,14 @@ def choose_prefills(config: DecoderConfig, settings: PoolSettings) -> dict[int |
 class TritonPagedBackend(PagedBackend):
     """Keeps a pool of KV blocks on a CUDA device.
 
-    A step makes one or two copies to the device and launches two kernels per layer, and waits for none of them. It
-    calls the functions that launch the kernels instead of the custom ops, whose dispatch takes as long as a launch.
+    A step makes one or two copies to the device and launches two kernels per layer, without waiting for any of them. It
+    calls the launchers directly, since dispatching a custom op takes as long as a launch.
 
     It takes the arguments of :class:`PagedBackend` and these:
 
-    :param max_num_seqs: the most rows of a step
-    :param max_model_len: the most tokens of a row; None: the model's context
-    :param prefills: by window, what may serve chunks of prompts in place of Triton; see :func:`choose_prefills`
+    :param max_num_seqs: maximum number of rows in a step
+    :param max_model_len: maximum number of tokens in a sequence; None: the model's context
+    :param prefills: by window, the alternative to Triton for prompt chunks; see :func:`choose_prefills`
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class TritonPagedBackend(PagedBackend):
         super().__init__(config, settings, num_blocks)
         width = -(-(max_model_len or config.max_position) // settings.block_size)
         self._tables = BlockTables(max_num_seqs, width, settings.device)
-        self._prefills = dict(prefills or {})
+        self._step_layers = _Layers(config.num_heads, self._layers, self._scores, dict(prefills or {}))
 
     def prepare(self, rows: Sequence[StepRow]) -> TritonPagedStep:
-        """See :meth:`AttentionBackend.prepare`. Rows of one token must come first if others are to use
-        FlashAttention."""
+        """See :meth:`AttentionBackend.prepare`. FlashAttention serves chunks only if all rows of one token precede
+        them."""
         counts = np.array([row.num_new_tokens for row in rows])
         ends = np.array([row.end for row in rows])
         starts_of_next = counts.cumsum()
@@ -136,20 +136,9 @@ class TritonPagedBackend(PagedBackend):
         )
         longest = int(ends.max())
         tables = self._tables.tensor[:, : -(-longest // self._block_size)].index_select(0, seats)
-        step = TritonPagedStep(
-            self,
-            slot_mapping=self._slots_of(tables[token_row, position // self._block_size], position),
-            positions=position,
-            rows=PagedRows(
-                block_tables=tables,
-                context_lens=lengths,
-                cu_seqlens_q=cu_seqlens,
-                max_seqlen_q=int(counts.max()),
-                max_context_len=longest,
-            ),
-        )
+        prefills = None
         if num_decodes < len(rows):
-            step.prefills = _Prefills(
+            prefills = _Prefills(
                 num_decodes,
                 PrefillRows(
                     PagedRows(
@@ -165,7 +154,19 @@ class TritonPagedBackend(PagedBackend):
                     begin_sequences=not (ends - counts)[num_decodes:].any(),
                 ),
             )
-        return step
+        return TritonPagedStep(
+            self._step_layers,
+            slot_mapping=self._slots_of(tables[token_row, position // self._block_size], position),
+            positions=position,
+            rows=PagedRows(
+                block_tables=tables,
+                context_lens=lengths,
+                cu_seqlens_q=cu_seqlens,
+                max_seqlen_q=int(counts.max()),
+                max_context_len=longest,
+            ),
+            prefills=prefills,
+        )
 
     @property
     def decode_backend(self) -> TritonPagedBackend:
@@ -181,12 +182,13 @@ class TritonPagedBackend(PagedBackend):
     @property
     def empty_seat(self) -> int:
         """Return the seat of padding rows."""
-        return self._tables.nobody
+        return self._tables.padding_seat
 
     def decode(self, seats: Tensor, positions: Tensor, max_context_len: int) -> TritonPagedStep:
-        """Make a step of rows with one token each, whose indices the device computes: a CUDA graph can record it.
+        """Make a step of rows with one token each. Its indices are computed on the device, so a CUDA graph can record
+        it.
 
-        :param seats: ``[num_rows]`` int64: seats that :meth:`seats` has returned
+        :param seats: ``[num_rows]`` int64: seats returned by :meth:`seats`
         :param positions: ``[num_rows]`` int64: positions of the tokens; below 0: the row is padding, nothing is written
             for it and its result is 0
         :param max_context_len: an upper bound that all positions are below
@@ -195,7 +197,7 @@ class TritonPagedBackend(PagedBackend):
         block = positions.clamp(min=0) // self._block_size
         slots = self._slots_of(tables.gather(1, block[:, None])[:, 0], positions)
         return TritonPagedStep(
-            self,
+            self._step_layers,
             slot_mapping=slots.where(positions >= 0, -1),
             positions=positions,
             rows=PagedRows(
@@ -217,15 +219,15 @@ class TritonPagedBackend(PagedBackend):
         *,
         max_context_len: int,
     ) -> TritonPagedStep:
-        """Make a step of rows whose lengths and indices are on the device: a CUDA graph can record it. Triton's kernels
-        serve all rows. Nothing is written for tokens of padding, and their results are 0.
+        """Make a step of rows whose lengths and indices are on the device, so a CUDA graph can record it. Triton
+        kernels serve all rows. Nothing is written for padding tokens, and their results are 0.
 
         See :meth:`DecodeBackend.mixed`.
         """
         tables = self._tables.tensor[:, : -(-max_context_len // self._block_size)].index_select(0, seats)
         slots = self._slots_of(tables[row_of_token, positions.clamp(min=0) // self._block_size], positions)
         return TritonPagedStep(
-            self,
+            self._step_layers,
             slot_mapping=slots.where(positions >= 0, -1),
             positions=positions,
             rows=PagedRows(
@@ -253,10 +255,26 @@ class TritonPagedBackend(PagedBackend):
 
 
 @frozen(eq=False)
+class _Layers:
+    """Holds what the steps of a backend need to compute its layers.
+
+    :ivar num_heads: query heads of each layer
+    :ivar caches: the pages of each layer
+    :ivar scores: the score options of each layer
+    :ivar prefills: by window, the alternative to Triton for prompt chunks
+    """
+
+    num_heads: int
+    caches: Sequence[LayerCache]
+    scores: Sequence[ScoreOptions]
+    prefills: Mapping[int | None, PagedPrefill]
+
+
+@frozen(eq=False)
 class _Prefills:
     """Describes the rows of a step that have several tokens.
 
-    :ivar first: index of the first such row, and of its first token: rows of one token come before it
+    :ivar first: index of the first such row and of its first token (equal, since all rows before it have one token)
     """
 
     first: int
@@ -266,26 +284,31 @@ class _Prefills:
 class TritonPagedStep(AttentionStep):
     """Computes attention for one step of a :class:`TritonPagedBackend`.
 
+    :param layers: the backend's layers
     :param slot_mapping: ``[num_tokens]`` int64: slots that the tokens' keys and values are written to; negative: none
     :param positions: ``[num_tokens]`` int64, the position of each token in its sequence
-    :ivar prefills: rows that another kernel than Triton's may serve; None: there are none
+    :param rows: all rows of the step
+    :param prefills: rows that FlashAttention may serve instead of Triton; None: no such rows
     """
 
     def __init__(
-        self, backend: TritonPagedBackend, *, slot_mapping: Tensor, positions: Tensor, rows: PagedRows
+        self,
+        layers: _Layers,
+        *,
+        slot_mapping: Tensor,
+        positions: Tensor,
+        rows: PagedRows,
+        prefills: _Prefills | None = None,
     ) -> None:
-        self.prefills: _Prefills | None = None
-        self._num_heads = backend._config.num_heads
-        self._layers = backend._layers
-        self._scores = backend._scores
-        self._choices = backend._prefills
+        self._layers = layers
         self._slot_mapping = slot_mapping
         self._positions = positions
         self._rows = rows
+        self._prefills = prefills
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See :meth:`AttentionStep.forward`."""
-        cache = self._layers[layer]
+        cache = self._layers.caches[layer]
         stored = key
         if cache.key_offsets is not None:
             stored = subtract_key_offsets(key, cache.key_offsets, self._positions.clamp(min=0))
@@ -295,18 +318,18 @@ class TritonPagedStep(AttentionStep):
     def rotate_and_forward(
         self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
     ) -> Tensor:
-        """See :meth:`AttentionStep.rotate_and_forward`; the rotary embedding and the KV write are one launch."""
-        query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
-        cache = self._layers[layer]
+        """See :meth:`AttentionStep.rotate_and_forward`. Rotation and KV write are one launch."""
+        query, key = query_key[:, : self._layers.num_heads], query_key[:, self._layers.num_heads :]
+        cache = self._layers.caches[layer]
         rotate_and_cache(
             query, key, value, rotation.cosines, rotation.sines, cache, self._slot_mapping, self._positions
         )
         return self._attend(layer, query, key, value, sinks)
 
     def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
-        cache, rows, scores = self._layers[layer], self._rows, self._scores[layer].with_sinks(sinks)
-        prefills, choice = self.prefills, self._choices.get(scores.window)
-        # The choice has neither sinks nor ALiBi.
+        cache, scores = self._layers.caches[layer], self._layers.scores[layer].with_sinks(sinks)
+        rows, prefills, choice = self._rows, self._prefills, self._layers.prefills.get(scores.window)
+        # FlashAttention supports neither sinks nor ALiBi.
         needs_own = scores.sinks is not None or scores.alibi_slopes is not None
         if needs_own or prefills is None or choice is None or not choice.suits(prefills.rows):
             return paged_attention(query, cache, rows, scores)

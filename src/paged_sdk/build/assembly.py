@@ -13,7 +13,7 @@ from attrs import evolve
 from paged_sdk.attention.backend import KvStorage
 from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.adapters import load_adapters, make_bank
-from paged_sdk.build.device_setup import alone_on, memory_must_do, prepare_thread
+from paged_sdk.build.device_setup import alone_on, loading_memory_errors, prepare_thread
 from paged_sdk.build.device_steps import make_device_decoding
 from paged_sdk.build.draft import load_draft, make_draft_model
 from paged_sdk.build.encoder_memory import encoder_bytes
@@ -30,7 +30,14 @@ from paged_sdk.build.placement import choose_devices
 from paged_sdk.build.ranks.child_ranks import ChildRanks
 from paged_sdk.build.ranks.followers import Followers
 from paged_sdk.build.ranks.launched import LaunchedRanks, follow_launch
-from paged_sdk.build.ranks.ranks import Seat, check_parts, check_ranks, choose_seats, launched_seat, refuse_isq
+from paged_sdk.build.ranks.ranks import (
+    RankPlacement,
+    check_parts,
+    check_ranks,
+    place_launched_rank,
+    place_ranks,
+    refuse_isq,
+)
 from paged_sdk.build.requantization import WeightRequantizer
 from paged_sdk.build.sizing import resolve_engine_config
 from paged_sdk.build.step_memory import activations_of
@@ -86,9 +93,9 @@ def load_parts(
     :raises SystemExit: this process was launched as a rank other than 0, and rank 0 has ended
     """
     launch = read_launch() if settings.is_to_be_divided else None
-    seats = choose_seats(settings) if launch is None else [launched_seat(settings, launch)]
-    size = len(seats) if launch is None else launch.size
-    settings = seats[0].of(settings)
+    placements = place_ranks(settings) if launch is None else [place_launched_rank(settings, launch)]
+    size = len(placements) if launch is None else launch.size
+    settings = placements[0].of(settings)
     devices = choose_devices(settings)
     if settings.draft is not None:
         devices += choose_devices(settings.draft.settings, devices[0])
@@ -110,24 +117,24 @@ def load_parts(
             encoder=encoder,
             backends=backends,
         )
-        parts = _load_ranks(loading, seats, rendezvous, proposer)
+        parts = _load_ranks(loading, placements, rendezvous, proposer)
     if parts is None:
         raise SystemExit(0)
     return parts
 
 
 def _load_ranks(
-    loading: Loading, seats: Sequence[Seat], rendezvous: Rendezvous | None, proposer: Proposer | None
+    loading: Loading, placements: Sequence[RankPlacement], rendezvous: Rendezvous | None, proposer: Proposer | None
 ) -> ModelParts | None:
     """Load a model or, with several ranks, this rank's shard.
 
-    :param seats: the seats of this process and of the ranks that it starts
+    :param placements: where this process and the ranks that it starts compute
     :param rendezvous: connects ranks that were launched separately; None: this process starts any other ranks
     :returns: None on ranks other than 0, after rank 0 has ended
     """
     followers: Followers | None = None
     try:
-        with alone_on(*loading.devices), memory_must_do(loading.path), kept_on(seats[0].processors):
+        with alone_on(*loading.devices), loading_memory_errors(loading.path), kept_on(placements[0].processors):
             loading = evolve(loading, workspace=_workspace(loading.devices, loading.settings))
             if rendezvous is not None and rendezvous.launch.rank > 0:
                 follow_launch(rendezvous, loading)
@@ -135,10 +142,10 @@ def _load_ranks(
                 return None
             if rendezvous is not None:
                 followers = Followers(LaunchedRanks(rendezvous, loading))
-            elif len(seats) > 1:
-                check_division(loading, len(seats))  # before starting processes, which takes seconds
-                followers = Followers(ChildRanks(loading, seats))
-            parts = _load(loading, followers, seats[0], proposer)
+            elif len(placements) > 1:
+                check_division(loading, len(placements))  # before starting processes, which takes seconds
+                followers = Followers(ChildRanks(loading, placements))
+            parts = _load(loading, followers, placements[0], proposer)
     except BaseException as error:
         if followers is not None:
             followers.close(error)
@@ -147,7 +154,9 @@ def _load_ranks(
     return parts
 
 
-def _load(loading: Loading, followers: Followers | None, seat: Seat, proposer: Proposer | None) -> ModelParts:
+def _load(
+    loading: Loading, followers: Followers | None, rank_placement: RankPlacement, proposer: Proposer | None
+) -> ModelParts:
     """Load this process's model or shard, and assemble its engine.
 
     :param followers: the other ranks; None: this process holds the whole model
@@ -232,7 +241,7 @@ def _load(loading: Loading, followers: Followers | None, seat: Seat, proposer: P
         is_bidirectional=model.config.bidirectional,
         heals_tokens=settings.token_healing,
         images=None if loaded.vision is None else loaded.vision.prompts,
-        on_worker_start=partial(_start_worker, placement.head, settings, loading.workspace, images, seat),
+        on_worker_start=partial(_start_worker, placement.head, settings, loading.workspace, images, rank_placement),
         check_isq=refuse_isq
         if on_devices
         else partial(
@@ -346,9 +355,9 @@ def _start_worker(
     settings: BuildSettings,
     workspace: Workspace | None,
     images: ImageVectors | None,
-    seat: Seat,
+    rank_placement: RankPlacement,
 ) -> None:
-    keep_on(seat.processors)
+    keep_on(rank_placement.processors)
     # torch's threads would compete with those of the native kernels for the CPUs.
     prepare_thread(device, settings.num_threads if workspace is None else 1)
     if images is not None:

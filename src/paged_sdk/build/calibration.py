@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.attention.contiguous import ContiguousBackend
-from paged_sdk.build.device_setup import memory_must_do, prepare_thread
+from paged_sdk.build.device_setup import loading_memory_errors, prepare_thread
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
 from paged_sdk.kernels.native.library import Workspace, load
@@ -72,7 +72,7 @@ def calibrate(
         pieces = _pieces(checkpoint, content)
         if not pieces:
             raise ConfigError.of(setting, str(text), "a file with some text")
-        with memory_must_do(path):
+        with loading_memory_errors(path):
             is_of_torch = load() is None or _has_experts(checkpoint)
             loading = partial(on_progress, 0, len(pieces))
             model = _loaded(checkpoint, dtype, num_threads, loading, is_of_torch=is_of_torch)
@@ -254,6 +254,7 @@ class _WatchedExperts(Experts):
     """Computes a layer's experts one after the other, and accumulates the squared inputs of each."""
 
     def __init__(self, experts: DenseExperts, gate_up: _Squares, down: _Squares) -> None:
+        assert experts.extras is None, "forward() computes plain SwiGLU without biases"
         self._experts = experts
         self._gate_up = gate_up
         self._down = down

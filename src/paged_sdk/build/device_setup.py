@@ -17,7 +17,7 @@ from paged_sdk.kernels.torch_threads import use_threads
 from paged_sdk.runner.device import address_space, device_memory
 from paged_sdk.system.files import is_file
 
-__all__ = ["alone_on", "memory_must_do", "memory_must_do_to", "prepare_thread", "weights_must_fit"]
+__all__ = ["alone_on", "host_memory_errors", "loading_memory_errors", "prepare_thread", "weights_must_fit"]
 
 # One lock for the process: a thread that synchronizes with a device breaks CUDA graph captures of other threads.
 _ONE_AT_A_TIME: Final = threading.Lock()
@@ -57,7 +57,7 @@ def prepare_thread(device: torch.device, num_threads: int | None) -> None:
 
 
 @contextmanager
-def memory_must_do(path: Path) -> Iterator[None]:
+def loading_memory_errors(path: Path) -> Iterator[None]:
     """Turn a failure to allocate host memory in the block, which loads a model, into a typed error.
 
     :raises OutOfMemoryError: the limits of the process or of the machine leave too little memory
@@ -72,12 +72,12 @@ def memory_must_do(path: Path) -> Iterator[None]:
             needed=needed,
             available=space.free,
         )
-    with memory_must_do_to("load", path):
+    with host_memory_errors("load", path):
         yield
 
 
 @contextmanager
-def memory_must_do_to(what: str, path: Path) -> Iterator[None]:
+def host_memory_errors(what: str, path: Path) -> Iterator[None]:
     """Turn a failure to allocate host memory in the block into a typed error.
 
     :param what: verb for what the block does with the model, such as "load"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from paged_sdk.build.device_setup import memory_must_do
+from paged_sdk.build.device_setup import loading_memory_errors
 from paged_sdk.build.device_steps import compile_argmax, compile_steps, live_compilations
 from paged_sdk.build.fusing import fuse
 from paged_sdk.build.kv_memory import make_kv_manager
@@ -34,7 +34,7 @@ def load_draft(target: LoadedModel, loading: Loading) -> LoadedModel | None:
         return None
     path = model_path(source.model, source.settings)
     loading.check_cancelled()
-    with memory_must_do(path):
+    with loading_memory_errors(path):
         draft = load_weights(evolve(loading, path=path, settings=source.settings, encoder=None, backends=()))
     check_same_tokens(target.text.tokenizer, draft.text.tokenizer, source.model.location)
     draft.text.close()

@@ -11,7 +11,7 @@ from paged_sdk.build.loaded_model import LoadedModel
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.paged import PagedCacheType
-from paged_sdk.kernels.attention_inputs import Products
+from paged_sdk.kernels.attention_inputs import Precision
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.placement import working_on
 from paged_sdk.logs import get_logger
@@ -32,9 +32,9 @@ def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace
         dtype=loaded.dtype,
         device=placement.embedding,
         workspace=workspace,
-        is_bidirectional=loaded.model.config.bidirectional
+        has_bidirectional=loaded.model.config.bidirectional
         or (loaded.vision is not None and loaded.vision.is_bidirectional),
-        products=_products(loaded.settings, loaded.dtype, is_quantized=loaded.is_quantized),
+        precision=_precision(loaded.settings, loaded.dtype, is_quantized=loaded.is_quantized),
         key_offsets=(
             key_offsets(loaded.model, loaded.max_model_len)
             if config.cache_type is PagedCacheType.F8E4M3 and isinstance(loaded.model, DecoderModel)
@@ -52,8 +52,8 @@ def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace
     return divided_storage(placement, storages)
 
 
-def _products(settings: BuildSettings, dtype: torch.dtype, *, is_quantized: bool) -> Products:
+def _precision(settings: BuildSettings, dtype: torch.dtype, *, is_quantized: bool) -> Precision:
     """Choose the number format of attention's products on the CPU, to match that of the model's matrices."""
     if settings.batch_invariance or dtype is not torch.bfloat16:
-        return Products.FLOAT32
-    return Products.INT8 if is_quantized else Products.BFLOAT16
+        return Precision.FLOAT32
+    return Precision.INT8 if is_quantized else Precision.BFLOAT16

@@ -156,11 +156,11 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
                 text = None if text_beside is None else text_beside.result()
         said = read_recipe(checkpoint)
         why_no_text = _why_no_text(checkpoint, said, is_bidirectional=shape.bidirectional)
-        ranks = None if text is None else find_ranking(checkpoint, model, shape, text, settings)
-        recipe = _recipe(path.name, said, ranks, is_bidirectional=shape.bidirectional)
+        ranking = None if text is None else find_ranking(checkpoint, model, shape, text, settings)
+        recipe = _recipe(path.name, said, ranking, is_bidirectional=shape.bidirectional)
         if why_no_text is not None:
             makes_vectors = said.why_not or "embed() makes vectors of texts"
-            does = makes_vectors if ranks is None else "rank() says how well texts go together"
+            does = makes_vectors if ranking is None else "rank() says how well texts go together"
             why_no_text = f"{why_no_text}; {does}"
         if text is None:
             vision = None
@@ -219,16 +219,16 @@ def _check_division(plan: ModelPlan, checkpoint: Checkpoint, size: int) -> None:
     token_slices(plan.config.vocab_size, size)
 
 
-def _recipe(name: str, said: EmbeddingRecipe, ranks: RankRecipe | None, *, is_bidirectional: bool) -> EmbeddingRecipe:
+def _recipe(name: str, said: EmbeddingRecipe, ranking: RankRecipe | None, *, is_bidirectional: bool) -> EmbeddingRecipe:
     """Return how texts are embedded and ranked.
 
     :param said: the checkpoint's settings; those of a ranker are empty, or have modules without a pooling
     """
     says_nothing = said == EmbeddingRecipe()
-    if ranks is not None and said.pooling is None and (is_bidirectional or not says_nothing):
-        return evolve(said, why_not=f"{name} ranks texts, and makes no vectors of them", ranks=ranks)
-    if ranks is not None or not says_nothing or not is_bidirectional:
-        return evolve(said, ranks=ranks)
+    if ranking is not None and said.pooling is None and (is_bidirectional or not says_nothing):
+        return evolve(said, why_not=f"{name} ranks texts, and makes no vectors of them", ranking=ranking)
+    if ranking is not None or not says_nothing or not is_bidirectional:
+        return evolve(said, ranking=ranking)
     _log.info("%s names no pooling: embeddings are the mean of the hidden states.", name)
     return EmbeddingRecipe(pooling="mean")
 

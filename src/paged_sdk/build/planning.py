@@ -13,7 +13,7 @@ from paged_sdk.build.kv_memory import block_layout, size_pool, size_pools
 from paged_sdk.build.loaded_model import place
 from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype
-from paged_sdk.build.ranks.ranks import choose_seats
+from paged_sdk.build.ranks.ranks import place_ranks
 from paged_sdk.build.sizing import resolve_draft, resolve_engine_config, resolve_max_model_len
 from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.build import BuildSettings, ModelSource
@@ -30,6 +30,7 @@ from paged_sdk.quant.isq import blocks_for
 from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy
 from paged_sdk.types.memory_plan import MemoryPlan
 from paged_sdk.weights.checkpoint import open_checkpoint
+from paged_sdk.weights.mmproj.source import Mmproj
 from paged_sdk.weights.source import WeightSource
 
 __all__ = ["compute_plan", "weight_bits"]
@@ -44,16 +45,18 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
     draft = resolve_draft(settings, environment)
     if draft is not None:
         setting = "draft" if settings.draft is not None else DRAFT_MODEL
-        raise ConfigError.of(setting, draft.model.location, "none: what it takes beside is not planned")
+        raise ConfigError.of(setting, draft.model.location, "none: plans do not include the memory of a draft model")
     devices = choose_devices(settings)
     path = model_path(source, settings)
     dtype = common_dtype(settings.dtype, devices)
     checkpoint = open_checkpoint(path)
+    encoder: Mmproj | None = None
     try:
         plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
         max_model_len = resolve_max_model_len(settings, plan.config)
         file = encoder_file(source, settings, path)
-        encoder = None if file is None else file.open(checkpoint.config, path)
+        if file is not None:
+            encoder = file.open(checkpoint.config, path)
         names = () if encoder is None else encoder.names()
         placed = place(settings.topology, devices[0], plan, checkpoint, names)
         library = load() if any(device.type == "cpu" for device in devices) else None
@@ -62,17 +65,18 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
         weights = _bytes_by_device(checkpoint.source, policy, placed, dtype)
         if encoder is not None:
             weights[devices[0]] = weights.get(devices[0], 0) + encoder.num_elements * dtype.itemsize
-            encoder.close()
     finally:
         checkpoint.source.close()
+        if encoder is not None:
+            encoder.close()
     config = resolve_engine_config(
         plan.config, settings, environment, devices=placed.placement.devices, max_model_len=max_model_len
     )
-    seats = choose_seats(settings)
-    shape = shape_of_ranks(plan.config, len(seats))  # total over all ranks
+    placements = place_ranks(settings)
+    shape = shape_of_ranks(plan.config, len(placements))  # total over all ranks
     used = placed.placement.devices
-    if len(seats) > 1 and devices[0].type == "cuda":  # each rank has its own memory
-        used = tuple(torch.device(seat.device or devices[0]) for seat in seats)
+    if len(placements) > 1 and devices[0].type == "cuda":  # each rank has its own memory
+        used = tuple(torch.device(placement.device or devices[0]) for placement in placements)
         config = _with_smallest_pool(config, plan.config, used, dtype, sum(weights.values()))
     else:
         config = size_pools(config, [(shape, placed.placement)], dtype=dtype, activations=weights)

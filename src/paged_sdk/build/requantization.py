@@ -9,7 +9,7 @@ from typing import TypeVar
 from attrs import evolve
 
 from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.build.device_setup import alone_on, memory_must_do, weights_must_fit
+from paged_sdk.build.device_setup import alone_on, loading_memory_errors, weights_must_fit
 from paged_sdk.build.free_memory import return_free_memory
 from paged_sdk.build.fusing import fuse
 from paged_sdk.build.kv_storage import make_storage
@@ -139,7 +139,7 @@ class WeightRequantizer:
         if not isinstance(model, DecoderModel):
             # Only transformers knows the layers of such a model.
             raise ConfigError.of("re_isq_model", model.config.model_type, "a model of a family that has a decoder here")
-        with memory_must_do(path), weights_must_fit(path, loaded.placement.devices):
+        with loading_memory_errors(path), weights_must_fit(path, loaded.placement.devices):
             if file_stamps(path) != loaded.files:
                 raise CheckpointError(
                     f"{path} is not what it was when the model was loaded: build the model anew", path=path

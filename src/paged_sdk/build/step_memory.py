@@ -77,7 +77,7 @@ def activations_of(
         if device == placement.head:
             sampling = DeviceSampler.num_bytes(processors, config.max_num_seqs, vocab_size)
         if placement.is_one_device:
-            recorded = _recorded_bytes(device, model, storage, config, vocab_size, group)
+            recorded = _recorded_bytes_on(device, model, storage, config, vocab_size, group)
         found[device] = (
             launched
             + recorded
@@ -132,7 +132,7 @@ def _launched_bytes(device: torch.device, model: CausalModel, storage: KvStorage
     return shown
 
 
-def _recorded_bytes(
+def _recorded_bytes_on(
     device: torch.device,
     model: CausalModel,
     storage: KvStorage,

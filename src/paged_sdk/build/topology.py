@@ -36,7 +36,7 @@ def check_topology(topology: Topology, *, num_layers: int, names: Collection[str
 
 def _check_range(selector: LayerSelector, layers: range, num_layers: int) -> None:
     if layers.stop > num_layers:
-        allowed = f"layers below {num_layers}, so many as the model has (a range's end is not among its layers)"
+        allowed = f"layers below {num_layers}, the number of layers of the model (a range excludes its end)"
         raise ConfigError.of("topology", str(selector), allowed)
 
 

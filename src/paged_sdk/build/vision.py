@@ -78,8 +78,7 @@ def load_vision(
     if family is not None:
         prompts = ImagePrompts(family, path, with_whole_encoder(path, checkpoint.config), tokenizer, limits)
     names = names_in(checkpoint.source, find_family(checkpoint.config))
-    text = (names.head, *(names.body + part for part in ("layers.", "embed_tokens.", "norm.")))
-    own = [name for name in checkpoint.source.names() if not name.startswith(text)]
+    own = [name for name in checkpoint.source.names() if not names.is_decoders(name)]
     encoder = load_encoder(
         path,
         checkpoint.config,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paged_sdk.calls.preparation import in_thread
-from paged_sdk.calls.reading_requests import ReadingRequests
+from paged_sdk.calls.reading_requests import ReadingRequests, check_flag
 from paged_sdk.config.checks import as_optional_int, is_token_id
 from paged_sdk.config.embedding import EmbeddingRecipe
 from paged_sdk.config.pooling import POOLINGS, Pooling
@@ -62,12 +62,9 @@ class Embedder:
     ) -> EmbeddingResponse:
         """Implement :meth:`paged_sdk.Model.embed`."""
         recipe, pooling = self._recipe, self._pooling(pooling)
-        for name, flag in (
-            ("truncation", truncation),
-            ("normalize", recipe.normalize if normalize is None else normalize),
-        ):
-            if not isinstance(flag, bool):
-                raise InvalidRequestError.of(name, flag, "True or False")
+        normalize = recipe.normalize if normalize is None else normalize
+        check_flag("truncation", truncation)
+        check_flag("normalize", normalize)
         dimensions = as_optional_int(dimensions)
         if dimensions is not None and not (is_token_id(dimensions) and 1 <= dimensions <= self._size):
             raise InvalidRequestError.of("dimensions", dimensions, f"an int from 1 to {self._size}, or None")
@@ -83,10 +80,7 @@ class Embedder:
             return token_ids, PooledVector(pooling, first_token)
 
         read, usage = await self._reader.read(encode, len(prompts), options, request_id)
-        normalizes = recipe.normalize if normalize is None else normalize
-        vectors = await in_thread(
-            lambda: self._finish([each.vector for each in read], dimensions, normalize=normalizes)
-        )
+        vectors = await in_thread(lambda: self._finish([each.vector for each in read], dimensions, normalize=normalize))
         return EmbeddingResponse(embeddings=vectors, model=self._model, usage=usage)
 
     def _pooling(self, asked: Pooling | None) -> Pooling:
@@ -136,10 +130,9 @@ class Embedder:
         :raises ContextLengthError: there are too many
         """
         preparer = self._reader.preparer
-        tokenizer, limit = preparer.text.tokenizer, preparer.max_read_tokens
-        if self._recipe.pooling is not None:  # otherwise the tokenizer's model_max_length is meant for chats
-            most = self._recipe.max_tokens or preparer.text.model_max_length
-            limit = limit if most is None else min(limit, most)
+        tokenizer = preparer.text.tokenizer
+        # Without a pooling, the tokenizer's model_max_length is meant for chats.
+        limit = preparer.max_read_tokens if self._recipe.pooling is None else self._reader.limit(self._recipe)
         num_before, suffix = 0, tokenizer.special.suffix
         if isinstance(text, str):
             whole = put_before + text

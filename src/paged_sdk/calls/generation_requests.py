@@ -158,7 +158,7 @@ class GenerationRequests:
                     field=name_of_prompt(field, place, len(prompts)),
                     continues_prompt=continues_prompt,
                     kept_special_ids=kept,
-                    has_thoughts=is_parsed and not options.continue_final_message,
+                    may_reason=is_parsed and not options.continue_final_message,
                     language=language,
                     grammar=grammar,
                     adapter=adapter,

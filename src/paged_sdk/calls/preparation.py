@@ -253,7 +253,7 @@ class RequestPreparer:
         field: str,
         continues_prompt: bool,
         kept_special_ids: frozenset[int] = frozenset(),
-        has_thoughts: bool = False,
+        may_reason: bool = False,
         language: Language | None = None,
         grammar: Grammar | None = None,
         adapter: AdapterUse | None = None,
@@ -266,7 +266,7 @@ class RequestPreparer:
         :param field: the argument with the prompt, for errors: "messages", "prompt", or one of several prompts
         :param continues_prompt: see :class:`Request`, also for ``kept_special_ids``, ``language`` and the parameters
             after it
-        :param has_thoughts: whether the output may begin with reasoning
+        :param may_reason: whether the output may begin with reasoning
         :raises InvalidRequestError: an empty prompt, or a token outside the vocabulary
         :raises ContextLengthError: a prompt that can never fit and may not be truncated
         """
@@ -285,7 +285,7 @@ class RequestPreparer:
         if adapter_start is None:  # as in PEFT, the base model serves prompts that do not invoke the adapter
             adapter, adapter_start = None, 0
         budget, thought_limit = options.thinking_budget, None
-        if has_thoughts and budget is not None and (language is None or options.is_strict):  # others do not reason
+        if may_reason and budget is not None and (language is None or options.is_strict):  # others do not reason
             thought_limit = self.text.thought_limit(budget, prompt_token_ids)
         stop_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos or language is not None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from attrs import frozen
 
-from paged_sdk.calls.reading_requests import ReadingRequests
+from paged_sdk.calls.reading_requests import ReadingRequests, check_flag
 from paged_sdk.chat.pair_writer import PairWriter
 from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.tokenizer import TextPair
@@ -41,12 +41,11 @@ class Ranker:
         self, query: str, documents: Sequence[str], options: RequestOptions, request_id: str, *, truncation: bool
     ) -> RankResponse:
         """Implement :meth:`paged_sdk.Model.rank`."""
-        ranks = self.recipe.ranks
-        why_not = _HOW if ranks is None else ranks.why_not
-        if ranks is None or why_not is not None:
+        ranking = self.recipe.ranking
+        why_not = _HOW if ranking is None else ranking.why_not
+        if ranking is None or why_not is not None:
             raise InvalidRequestError(f"{self.model} cannot rank documents: {why_not}", field="query")
-        if not isinstance(truncation, bool):
-            raise InvalidRequestError.of("truncation", truncation, "True or False")
+        check_flag("truncation", truncation)
         checked = [self._checked("query", query)]
         if isinstance(documents, str | bytes | bytearray) or not isinstance(documents, Sequence) or not documents:
             raise InvalidRequestError.of("documents", documents, "a list of at least one text")
@@ -55,7 +54,7 @@ class Ranker:
             checked = [text.lower() for text in checked]
 
         interruption = Interruption()
-        writer = PairWriter(self.reader.preparer.text, ranks, checked[0], interruption)
+        writer = PairWriter(self.reader.preparer.text, ranking, checked[0], interruption)
 
         def encode(place: int) -> tuple[list[int], Reading]:
             name = f"documents[{place}]"
@@ -64,11 +63,11 @@ class Ranker:
             except InvalidRequestError as exc:
                 raise InvalidRequestError(f"{name} with the query: {exc}", field=name) from exc
             pair = self._cut(written, name, truncation=truncation)
-            if ranks.answer is not None:
-                return pair.token_ids, AnswerLogit(ranks.answer)
-            assert ranks.pooling is not None
-            token_ids = _without_end(pair.token_ids, ranks.padding)
-            return token_ids, PooledVector(ranks.pooling, is_ranked=True, second_part=pair.second_part)
+            if ranking.answer is not None:
+                return pair.token_ids, AnswerLogit(ranking.answer)
+            assert ranking.pooling is not None
+            token_ids = _without_end(pair.token_ids, ranking.padding)
+            return token_ids, PooledVector(ranking.pooling, is_ranked=True, second_part=pair.second_part)
 
         try:
             read, usage = await self.reader.read(encode, len(checked) - 1, options, request_id)
@@ -91,9 +90,7 @@ class Ranker:
         :param name: the document's name in errors
         :raises ContextLengthError: the pair has too many tokens, or the query alone leaves no room for any document
         """
-        preparer = self.reader.preparer
-        limit, most = preparer.max_read_tokens, self.recipe.max_tokens or preparer.text.model_max_length
-        limit = limit if most is None else min(limit, most)
+        limit = self.reader.limit(self.recipe)
         cut = pair.cut(limit)
         if cut is None:
             own = len(pair.token_ids) - len(pair.second)

@@ -14,6 +14,7 @@ from paged_sdk.calls.preparation import RequestPreparer, in_thread
 from paged_sdk.calls.prompt_batch import PromptBatch, ReadPrompt, most_under_way
 from paged_sdk.chat.token_healing import EncodedPrompt
 from paged_sdk.config.checks import is_unicode
+from paged_sdk.config.embedding import EmbeddingRecipe
 from paged_sdk.errors import InvalidRequestError
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.prompt import PromptLike
@@ -22,7 +23,16 @@ from paged_sdk.types.request_options import RequestOptions
 from paged_sdk.types.response import Usage
 from paged_sdk.worker.engine_access import EngineAccess
 
-__all__ = ["ReadingRequests"]
+__all__ = ["ReadingRequests", "check_flag"]
+
+
+def check_flag(name: str, value: object) -> None:
+    """Check an argument of a call.
+
+    :raises InvalidRequestError: it is not a bool
+    """
+    if not isinstance(value, bool):
+        raise InvalidRequestError.of(name, value, "True or False")
 
 
 @frozen
@@ -47,6 +57,12 @@ class ReadingRequests:
         if not is_unicode(text):
             raise InvalidRequestError.of(name, text, "Unicode without lone surrogates")
         return text
+
+    def limit(self, recipe: EmbeddingRecipe) -> int:
+        """Return how many tokens a text may have: as many as fit, but at most as many as the checkpoint names."""
+        limit = self.preparer.max_read_tokens
+        most = recipe.max_tokens or self.preparer.text.model_max_length
+        return limit if most is None else min(limit, most)
 
     async def read(
         self,

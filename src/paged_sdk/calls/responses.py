@@ -186,7 +186,7 @@ class ResponseParts:
         return self._prompt_logprobs.get(index // self._choices_per_prompt)
 
     @property
-    def are_whole(self) -> bool:
+    def all_complete(self) -> bool:
         """Return whether every choice has ended by itself or by a limit of the request, and was read to its end."""
         return all(reason not in (None, "canceled") for reason in self._finish_reasons)
 

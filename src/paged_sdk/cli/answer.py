@@ -1,4 +1,4 @@
-"""Ask a model, and show the answer while it is written."""
+"""Builds requests, and shows answers while they are generated."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from paged_sdk.cli.terminal import Terminal, usage_line
 from paged_sdk.cli.text_options import SamplingOptions
 from paged_sdk.wire.sampling import SamplingFields, read_sampling
 
-__all__ = ["Manner", "asked", "opening", "sampling_of", "show_answer"]
+__all__ = ["RequestSettings", "empty_conversation", "sampling_of", "show_answer", "with_user_turn"]
 
 
 def sampling_of(options: SamplingOptions) -> SamplingParams:
-    """Return the sampling settings; once any is given, the others come from the checkpoint.
+    """Return the sampling settings: greedy if none is given; otherwise the missing ones come from the checkpoint.
 
-    :raises ConfigError: a value out of its range
+    :raises ConfigError: value out of range
     """
     said: SamplingFields = {
         "temperature": options.temperature,
@@ -44,19 +44,19 @@ def sampling_of(options: SamplingOptions) -> SamplingParams:
     return evolve(sampling, max_len=options.max_tokens)
 
 
-def opening(system: str | None) -> TextMessages:
-    """Return a conversation before its first turn.
+def empty_conversation(system: str | None) -> TextMessages:
+    """Return a conversation without turns.
 
     :param system: the system message, if any
     """
     return TextMessages() if system is None else TextMessages().add_message(TextMessageRole.SYSTEM, system)
 
 
-def asked(messages: TextMessages, text: str, images: Sequence[Path]) -> TextMessages:
-    """Return a conversation with one more turn of the person's.
+def with_user_turn(messages: TextMessages, text: str, images: Sequence[Path]) -> TextMessages:
+    """Return a conversation with one more turn of the user.
 
-    :param images: what it shows
-    :raises InvalidRequestError: a file that cannot be read
+    :param images: the turn's images
+    :raises InvalidRequestError: an image cannot be read
     """
     if not images:
         return messages.add_message(TextMessageRole.USER, text)
@@ -64,11 +64,11 @@ def asked(messages: TextMessages, text: str, images: Sequence[Path]) -> TextMess
 
 
 @frozen(kw_only=True)
-class Manner:
-    """Says how answers are made.
+class RequestSettings:
+    """Holds the settings of requests.
 
-    :ivar adapter: the name of the adapter that they go through, if any
-    :ivar constraint: what they are held to, if anything
+    :ivar adapter: name of the adapter to use, if any
+    :ivar constraint: constraint on answers, if any
     """
 
     sampling: SamplingParams
@@ -84,7 +84,7 @@ class Manner:
 
 
 def show_answer(stream: BlockingChatStream | BlockingCompletionStream, terminal: Terminal) -> None:
-    """Print a response as it comes, and what it cost. Whatever ends the printing ends the request.
+    """Print a response as it is generated, then its usage. Any exception while printing ends the request.
 
     :raises KeyboardInterrupt: Ctrl-C; the text so far is in ``stream.response_so_far()``
     :raises PagedError: the request failed

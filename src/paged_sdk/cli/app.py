@@ -1,4 +1,4 @@
-"""Define the commands."""
+"""Defines the commands."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ __all__ = ["app"]
 
 KINDS = tuple(kind.value for kind in ModelFormat)
 OPTIONS_OF_KINDS = ("-m", "--model-id", "--model", "-a", "--arch", "-t", "--tok-model-id", "-f", "--quantized-file")
-"""A word for a kind is one where such an option follows; elsewhere it is a prompt."""
+"""Options of mistral.rs after ``plain`` or ``gguf``: such a word is a format only before one of these, else a prompt.
+"""
 
 OPTIONS_OF_NO_COMMAND = ("--help", "--version", "--install-completion", "--show-completion", "--")
 
 
 class _Flags:
-    """Shows options that take no value without one: typer writes their type, as if they took it."""
+    """Shows flags without a value in the help; typer would show their type."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # a command's
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # the command class beside this one has it
         for each in params:
             if getattr(each, "is_flag", False):
                 each.metavar = ""
@@ -38,28 +39,28 @@ class _Flags:
 
 
 class _Group(_Flags, TyperGroup):
-    """Reads command lines that begin with an option as those of ``run``, as mistral.rs's do."""
+    """Takes a command line that begins with an option for one of ``run``, as mistral.rs does."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         is_of_run = bool(args) and args[0].startswith("-") and args[0] not in OPTIONS_OF_NO_COMMAND
         return super().parse_args(ctx, ["run", *args] if is_of_run else args)
 
 
-# Errors of this package are shown in one line; any other is a bug, and its traceback is what a report needs.
+# Errors of this package are shown in one line. Any other exception is a bug, for which a report needs the traceback.
 app: typer.Typer = typer.Typer(cls=_Group, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 class _Command(_Flags, TyperCommand):
-    """Is a command as typer has it."""
+    """Defines a command without special parsing."""
 
 
 class _ModelCommand(_Command):
-    """Reads options whose value may be left out, which typer has no form for, and mistral.rs's words for kinds of
-    models: ``plain -m ...`` is ``--format plain -m ...``.
+    """Parses options with an optional value, which typer does not support, and mistral.rs's words for formats:
+    ``plain -m ...`` is ``--format plain -m ...``.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        from paged_sdk import SpeculativeConfig  # which help does without
+        from paged_sdk import SpeculativeConfig  # not needed for --help
 
         takes_value = {name for each in self.params if not getattr(each, "is_flag", True) for name in each.opts}
         given: list[str] = []

@@ -1,4 +1,4 @@
-"""Run ``paged-sdk bench``: measure how fast a model is here."""
+"""Runs ``paged-sdk bench``: measures a model's speed on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bench(
 
     Prompts are random tokens, which no cache holds; texts are generated greedily.
     """
-    # Imported here, because help does not need them and should appear at once.
+    # Imported late, so that --help is fast.
     import asyncio
 
     from attrs import evolve
@@ -41,7 +41,7 @@ def bench(
         location = only({"MODEL": model, "--model-id": model_id})
         streams = bench_options.streams or (1, 4)
         machine = describe_machine()
-        # What torch takes depends on the environment, too; replicas divide the processors among themselves.
+        # Set explicitly, because torch's default depends on the environment. Replicas divide the processors themselves.
         if model_options.num_threads is None and bench_options.replicas == 1:
             model_options = evolve(model_options, num_threads=machine.num_processors)
         builder = builder_of(location, model_options, paged, engine, output)

@@ -1,4 +1,4 @@
-"""Define the options of ``paged-sdk bench`` that say what is measured."""
+"""Defines the options of ``paged-sdk bench`` that select the measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEASURED = "Measurements"
 
 @frozen(kw_only=True)
 class BenchOptions:
-    """Says what is measured, and how often."""
+    """Selects the measurements and their number of runs."""
 
     prompt_len: Annotated[
         int,

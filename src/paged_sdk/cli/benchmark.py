@@ -1,4 +1,4 @@
-"""Measure a model as ``paged-sdk bench`` does, and write down what was found."""
+"""Measures a model for ``paged-sdk bench``, and formats the results."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Benchmark"]
 
 @frozen(kw_only=True)
 class Benchmark:
-    """Holds what was measured, of which model, and on what.
+    """Holds the results of a benchmark, with the model and the machine.
 
-    :ivar num_threads: CPU threads that compute a step, in each replica
-    :ivar load_seconds: what it took until the model was there
-    :ivar preemptions: texts that gave up their place in a KV pool that was too small for all, and were computed again
+    :ivar num_threads: CPU threads per step, in each replica
+    :ivar load_seconds: time to load the model
+    :ivar preemptions: sequences that were preempted and recomputed, because the KV pool was too small for all
     """
 
     machine: MachineReport
@@ -49,10 +49,10 @@ class Benchmark:
     ) -> Self:
         """Load a model and measure it.
 
-        :param builder: has a number of threads
-        :param arch: the family that it has to be of
-        :raises typer.BadParameter: it is of another
-        :raises PagedError: it cannot be loaded, or prompts and texts do not fit
+        :param builder: the model's builder, with its number of threads set
+        :param arch: the model family to check for, if given
+        :raises typer.BadParameter: the model is of another family
+        :raises PagedError: the model cannot be loaded, or prompts and texts do not fit
         """
         start = time.perf_counter()
         with log_lines() as lines, terminal.loading(builder.source.location):
@@ -100,7 +100,7 @@ class Benchmark:
         )
 
     def to_text(self) -> str:
-        """Return everything as lines for people."""
+        """Return everything as readable text."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -129,7 +129,7 @@ class Benchmark:
             yield f"{self.preemptions} texts were computed again: the KV pool is too small for so many at once."
 
     def _rows_of_replicas(self) -> Iterator[Sequence[str]]:
-        """Return what each replica has of the median rates."""
+        """Return each replica's share of the median rates."""
         yield ("of these", *(f"replica {place}" for place in range(self.options.replicas)))
         for each in self.results:
             name = _name(each.kind, each.streams, each.tokens)
@@ -137,7 +137,7 @@ class Benchmark:
 
 
 def _of_first(lines: Iterable[str]) -> Iterator[str]:
-    """Leave out what replicas have logged that was logged by the first already."""
+    """Return the log lines of this process and of replica 0; the other replicas' lines repeat those."""
     for line in lines:
         logger, separator, text = line.partition(": ")
         if not (separator and logger.startswith("replica ")):

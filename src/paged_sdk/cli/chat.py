@@ -1,4 +1,4 @@
-"""Chat at the terminal."""
+"""Runs a chat at the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paged_sdk import (
     NumericalError,
     RequestError,
 )
-from paged_sdk.cli.answer import Manner, asked, opening, show_answer
+from paged_sdk.cli.answer import RequestSettings, empty_conversation, show_answer, with_user_turn
 from paged_sdk.cli.terminal import Terminal
 
 __all__ = ["Chat"]
@@ -24,10 +24,10 @@ Ctrl-C        end the answer"""
 
 
 class Chat:
-    """Keeps the turns of a conversation, whose KV the prefix cache keeps.
+    """Holds a conversation at the terminal. Each turn resends all messages; the prefix cache keeps their KV.
 
     :param system: the system message, if any
-    :param images: what the first turn shows, and again the first one after starting over
+    :param images: images of the first turn, also after starting over
     """
 
     def __init__(
@@ -36,21 +36,21 @@ class Chat:
         terminal: Terminal,
         *,
         system: str | None,
-        manner: Manner,
+        settings: RequestSettings,
         images: Sequence[Path] = (),
     ) -> None:
         self._model = model
         self._terminal = terminal
-        self._manner = manner
+        self._settings = settings
         self._first_images = self._images = images
-        self._opening = opening(system)
-        self._messages = self._opening
+        self._empty_conversation = empty_conversation(system)
+        self._messages = self._empty_conversation
 
     def run(self, first: str | None) -> None:
-        """Read and answer until the person leaves.
+        """Read and answer messages until the user leaves.
 
-        :param first: the first message, sent before anything is read
-        :raises PagedError: the model cannot go on
+        :param first: a first message, sent before any is read
+        :raises PagedError: the model cannot continue
         """
         self._terminal.note(f"{self._model.name}. /help lists the commands.")
         if first is not None:
@@ -67,13 +67,13 @@ class Chat:
                 self._terminal.note("\nCtrl-D or /exit leaves.")
 
     def say(self, text: str) -> None:
-        """Take one turn. A turn that fails leaves the conversation as it was; a cancelled one keeps the answer so far,
-        if any.
+        """Send one turn. A failed turn leaves the conversation unchanged; a canceled one keeps the answer so far, if
+        any.
 
-        :raises PagedError: the model cannot go on
+        :raises PagedError: the model cannot continue
         """
-        messages = asked(self._messages, text, self._images)
-        stream = self._model.stream_chat_request(self._manner.chat_request(messages))
+        messages = with_user_turn(self._messages, text, self._images)
+        stream = self._model.stream_chat_request(self._settings.chat_request(messages))
         try:
             show_answer(stream, self._terminal)
         except KeyboardInterrupt:
@@ -86,7 +86,7 @@ class Chat:
             self._messages, self._images = messages.add_messages(answer.message), ()
 
     def _take(self, line: str) -> None:
-        """Do what was typed, which may be a command."""
+        """Handle a typed line: a command or a message."""
         command, _, rest = line.partition(" ")
         match command:
             case "":
@@ -96,7 +96,7 @@ class Chat:
             case "/reset":
                 self._start_over()
             case "/system":
-                self._opening = opening(rest.strip() or None)
+                self._empty_conversation = empty_conversation(rest.strip() or None)
                 self._start_over()
             case _ if command.startswith("/"):
                 self._terminal.reply(f"Unknown command {command}; /help lists the commands.")
@@ -104,4 +104,4 @@ class Chat:
                 self.say(line)
 
     def _start_over(self) -> None:
-        self._messages, self._images = self._opening, self._first_images
+        self._messages, self._images = self._empty_conversation, self._first_images

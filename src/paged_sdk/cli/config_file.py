@@ -1,6 +1,6 @@
-"""Reads files that hold a command line, and publishes the schema of them.
+"""Reads files that hold a command line, and makes their JSON schema.
 
-Keys and types come from the signatures of the commands, so that an option is known here as soon as it exists.
+Keys and types come from the signatures of the commands, so that new options need no change here.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ JSON_TYPES: Final[Mapping[type, str]] = MappingProxyType({bool: "boolean", int: 
 class _Parameter:
     """Describes an option or argument of a command.
 
-    :ivar name: the first of its keys
-    :ivar flag: how the option is spelled; None: it is an argument
-    :ivar kind: the type of its value, or of each of its values
-    :ivar is_list: whether there can be several
+    :ivar name: first of its keys
+    :ivar flag: the option's spelling; None: an argument
+    :ivar kind: type of its value, or of each of its values
+    :ivar is_list: whether it accepts several values
     """
 
     name: str
@@ -59,11 +59,11 @@ class _Parameter:
 
     @property
     def may_be_alone(self) -> bool:
-        """Say whether the option may stand without its value, so that true means it."""
+        """Tell whether the option's value is optional, so that the file may have ``true``."""
         return self.flag in (SPECULATE, PAGED_ATTN)
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of its value."""
+        """Return the JSON schema of the value."""
         one: dict[str, Any] = {"type": JSON_TYPES.get(self.kind, "string")}
         if issubclass(self.kind, Enum):
             one["enum"] = [member.value for member in self.kind]
@@ -78,9 +78,9 @@ class _Parameter:
         return {**value, "description": self.description}
 
     def arguments(self, value: object) -> list[str]:
-        """Return what stands for a value on a command line.
+        """Return a value as arguments of a command line.
 
-        :raises ValueError: saying what is allowed
+        :raises ValueError: with the allowed values
         """
         values = value if isinstance(value, list) else [value]
         if isinstance(value, list) and not self.is_list:
@@ -104,18 +104,18 @@ class _Parameter:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError(f"expected {'a text' if self.kind is str else JSON_TYPES.get(self.kind, 'a text')}")
         if self.kind is int and isinstance(value, float) and value.is_integer():
-            value = int(value)  # 1.0 is an integer, as JSON schemas have it
+            value = int(value)  # in JSON Schema, 1.0 is an integer
         yield str(value) if self.flag is None else f"{self.flag}={value}"
 
 
 def _parameters(command: Callable[..., None]) -> dict[str, _Parameter]:
-    """Return what a command takes, by key; an option that has several spellings has several keys."""
+    """Return a command's parameters by key; an option with several spellings has several keys."""
     hints = get_type_hints(command, include_extras=True)
     found: dict[str, _Parameter] = {}
     for name, parameter in inspect.signature(command).parameters.items():
         hint, *marks = get_args(hints[name]) or (hints[name],)
         info = next((mark for mark in marks if isinstance(mark, ParameterInfo)), None)
-        if info is None or info.is_eager:  # the context, and what shows something instead of running the command
+        if info is None or info.is_eager:  # the context, and options such as --version
             continue
         kind = next((each for each in get_args(hint) if each is not NoneType), hint)
         is_list = get_origin(hint) is list or get_origin(kind) is list
@@ -136,10 +136,10 @@ def _parameters(command: Callable[..., None]) -> dict[str, _Parameter]:
 
 
 def read_arguments(file: Path) -> list[str]:
-    """Return the command line that a file holds, with the command's name in front.
+    """Return the command line that a file holds, beginning with the command's name.
 
-    :param file: YAML, JSON or TOML, as its name says
-    :raises typer.BadParameter: naming the key that is not known or has another value than it may have
+    :param file: YAML, JSON or TOML, by its suffix
+    :raises typer.BadParameter: naming a key that is unknown or has an invalid value
     """
     content = _read(file)
     name = content.pop(COMMAND, None)
@@ -147,7 +147,7 @@ def read_arguments(file: Path) -> list[str]:
         raise _refused(COMMAND, f"expected one of {', '.join(COMMANDS)}, not {name!r}" if name else "it is missing")
     known = _parameters(COMMANDS[name])
     if name == "serve" and file.suffix.lower() == ".json" and not content.keys() <= known.keys():
-        from paged_sdk.cli.service_file import is_service_file  # which help does without
+        from paged_sdk.cli.service_file import is_service_file  # not needed for --help
 
         if is_service_file(content):
             return [name, f"--config={file}"]
@@ -160,7 +160,7 @@ def read_arguments(file: Path) -> list[str]:
             near = get_close_matches(key.replace("_", "-"), known, n=1)
             raise _refused(key, f"{name} has no such option{f'; did you mean {near[0]}?' if near else ''}")
         if given.setdefault(parameter.name, key) != key:
-            raise _refused(key, f"it means the same as {given[parameter.name]}, which is there too")
+            raise _refused(key, f"it is the same option as {given[parameter.name]}, which is given too")
         try:
             arguments = parameter.arguments(value)
         except ValueError as error:
@@ -177,7 +177,7 @@ def read_arguments(file: Path) -> list[str]:
 
 
 def json_schema() -> str:
-    """Return the JSON schema of files as text."""
+    """Return the JSON schema of such files as text."""
     return json.dumps(
         {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -201,7 +201,7 @@ def _schema_of(name: str, command: Callable[..., None]) -> dict[str, Any]:
 
 
 def _schema_of_services() -> dict[str, Any]:
-    """Return the schema of files for ``serve --config`` that name their command."""
+    """Return the schema of files for ``serve --config``, with "command" required."""
     from paged_sdk.cli.service_file import service_file_schema
 
     schema = service_file_schema()
@@ -231,7 +231,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _yaml(text: str) -> object:
-    """Read YAML; of a key that comes twice it would take the last."""
+    """Parse YAML, refusing duplicate keys, of which ``safe_load`` would take the last."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     nodes = root.value if root is not None and isinstance(root.value, list) else []
     check_unique([str(node[0].value) for node in nodes if isinstance(node, tuple)])

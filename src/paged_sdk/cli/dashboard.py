@@ -1,4 +1,4 @@
-"""Shows a server's figures in the terminal."""
+"""Shows a server's metrics in the terminal."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SECONDS_TO_ANSWER = 10.0
 
 
 class Dashboard:
-    """Reads a server's figures and shows them on stdout.
+    """Reads a server's metrics and shows them on stdout.
 
-    :param url: where the server is, with or without ``/metrics`` or ``/v1`` at its end
-    :param key: the server's key; white space around it does not count
-    :param console: what to show them on
-    :raises ConfigError: that is no address of a server, or no key that can be sent
+    :param url: the server's address, with or without ``/metrics`` or ``/v1`` at its end
+    :param key: the server's API key; surrounding white space is ignored
+    :param console: the console to print to; None: stdout
+    :raises ConfigError: invalid address or key
     """
 
     def __init__(self, url: str, *, key: str | None = None, console: Console | None = None) -> None:
@@ -38,36 +38,37 @@ class Dashboard:
         if not _is_address(base):
             raise ConfigError.of("url", url, "the address of a server, such as http://127.0.0.1:8000")
         self._url = base.rstrip("/").removesuffix("/metrics").removesuffix("/v1").rstrip("/")
-        # To a proxy that the environment names, this machine is another one.
+        # Bypass proxies of the environment for this machine: a proxy's localhost is another machine.
         self._opener = build_opener(*([ProxyHandler({})] if _is_here(base) else []))
         self._key = None if key is None else key.strip()
         if self._key is not None and not (self._key.isascii() and self._key.isprintable()):
             raise ConfigError.of("api_key", "...", "printable ASCII")
-        self._console = console or Console(highlight=False, markup=False)  # what is in brackets in a name is no style
+        self._console = console or Console(highlight=False, markup=False)  # brackets in a model's name are not markup
 
     @property
     def is_live(self) -> bool:
-        """Tell whether there is a terminal, on which figures can change."""
+        """Tell whether the console is a terminal, on which the metrics can be updated in place."""
         return self._console.is_terminal
 
     def to_json(self) -> str:
-        """Return the figures as one JSON object.
+        """Return the metrics as one JSON object.
 
-        :raises PagedError: the server does not say them
+        :raises PagedError: the metrics cannot be read
         """
         return json.dumps({"url": self._url, **self._read().to_dict()}, indent=2)
 
     def show(self) -> None:
-        """Print the figures once.
+        """Print the metrics once.
 
-        :raises PagedError: the server does not say them
+        :raises PagedError: the metrics cannot be read
         """
         self._console.print(self._page(self._read()))
 
     def watch(self, interval: float) -> None:
-        """Show the figures again and again, until Ctrl-C. A server that goes away may come back.
+        """Update the metrics until Ctrl-C, even if the server is temporarily unreachable.
 
-        :raises PagedError: the server does not answer the first time
+        :param interval: seconds between updates
+        :raises PagedError: the first read failed
         """
         page = self._page(self._read())
         with suppress(KeyboardInterrupt), Live(page, console=self._console, auto_refresh=False) as live:
@@ -87,7 +88,7 @@ class Dashboard:
                 text = answer.read().decode()
         except HTTPError as error:
             with error:
-                why = "it needs its key: --api-key" if error.code == 401 else f"{error.code} {error.reason}"
+                why = "the server needs an API key: --api-key" if error.code == 401 else f"{error.code} {error.reason}"
             raise PagedError(f"no figures from {address}: {why}") from error
         except (OSError, ValueError, HTTPException) as error:
             reason = error.reason if isinstance(error, URLError) else str(error) or type(error).__name__
@@ -109,7 +110,7 @@ def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, or an IPv6 address that is none
+    except ValueError:  # an invalid port or IPv6 address
         return False
 
 
@@ -117,7 +118,7 @@ def _is_here(url: str) -> bool:
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # the name of another machine
+    except ValueError:  # a host name
         return False
 
 

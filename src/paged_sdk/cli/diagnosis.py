@@ -1,4 +1,4 @@
-"""Find out what a machine has and what a model uses of it, and write it down for people and for programs."""
+"""Reports what a machine has and what a model uses of it, as text or JSON."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Diagnosis", "LoadedReport", "log_lines", "plan_lines"]
 
 @frozen(kw_only=True)
 class LoadedReport:
-    """Says what a model used that was loaded.
+    """Describes a loaded model.
 
-    :ivar name: the model's
-    :ivar model_type: the family it is of, and
-    :ivar architecture: its decoder's
-    :ivar num_blocks: in its KV pool, or slots of a cache that is not paged
-    :ivar decisions: what the log said while it was loaded: each choice, and why no faster one was possible
+    :ivar name: the model's name
+    :ivar model_type: family of the model
+    :ivar architecture: family of its decoder
+    :ivar num_blocks: blocks of its KV pool, or slots of a contiguous cache
+    :ivar decisions: log lines of loading: each choice, and why no faster one was possible
     """
 
     name: str
@@ -38,7 +38,7 @@ class LoadedReport:
     def of(cls, model: Model | BlockingModel, decisions: Iterable[str]) -> Self:
         """Describe a model.
 
-        :param decisions: what the log said
+        :param decisions: log lines of loading
         """
         return cls(
             name=model.name,
@@ -51,10 +51,10 @@ class LoadedReport:
 
 @frozen(kw_only=True)
 class Diagnosis:
-    """Holds what was found out.
+    """Holds a report on the machine, and on a model if one was given.
 
-    :ivar plan: of a model that was not loaded
-    :ivar loaded: of one that was
+    :ivar plan: memory plan of a model that was not loaded
+    :ivar loaded: description of a model that was loaded
     """
 
     machine: MachineReport
@@ -65,7 +65,7 @@ class Diagnosis:
     def of(cls, builder: AnyBuilder | None, terminal: Terminal, *, loads: bool) -> Self:
         """Examine the machine, and a model if there is one.
 
-        :param loads: whether to load it; False: to read the heads of its files only
+        :param loads: whether to load the model; False: read only the headers of its files
         :raises PagedError: the model cannot be loaded or does not fit
         """
         machine = describe_machine()
@@ -88,7 +88,7 @@ class Diagnosis:
         return json.dumps(found, indent=2)
 
     def to_text(self) -> str:
-        """Return everything as lines for people."""
+        """Return everything as readable text."""
         lines = [*machine_lines(self.machine)]
         if self.plan is not None:
             lines += ["", *plan_lines(self.plan)]
@@ -99,7 +99,7 @@ class Diagnosis:
 
 @contextmanager
 def log_lines() -> Iterator[list[str]]:
-    """Collect what the package's log says meanwhile."""
+    """Collect the package's log lines within this context."""
     lines: list[str] = []
 
     class Collector(logging.Handler):
@@ -121,7 +121,7 @@ def log_lines() -> Iterator[list[str]]:
 
 
 def machine_lines(machine: MachineReport) -> Iterator[str]:
-    """Write a machine down, one thing a line."""
+    """Return lines that describe a machine."""
     yield f"paged-sdk {machine.package}, Python {machine.python}, {machine.system}"
     count = f"{machine.num_processors} processor{'s' if machine.num_processors > 1 else ''} usable"
     yield f"Processor: {machine.processor or 'unknown'}, {count}"
@@ -145,7 +145,7 @@ def machine_lines(machine: MachineReport) -> Iterator[str]:
 
 
 def plan_lines(plan: MemoryPlan) -> Iterator[str]:
-    """Write a plan down, one thing a line."""
+    """Return lines that describe a memory plan."""
     yield f"{plan.model} ({plan.architecture}) on {', '.join(plan.devices)} in {plan.dtype}"
     quantized = "" if plan.isq is None else f", quantized to {plan.isq}"
     yield f"Weights: about {plan.weight_bytes / 2**20:.1f} MiB{quantized}"

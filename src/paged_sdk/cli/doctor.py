@@ -1,4 +1,4 @@
-"""Run ``paged-sdk doctor``: say what this machine has, and what a model would use of it and why."""
+"""Runs ``paged-sdk doctor``: reports what this machine has, and what a model uses of it and why."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def doctor(
 
     With a model, also report what that one uses; the options are those of run.
     """
-    # Imported here, because help does not need them and should appear at once.
+    # Imported late, so that --help is fast.
     from paged_sdk.cli.diagnosis import Diagnosis
     from paged_sdk.cli.flags import exclusive, only, reporting
     from paged_sdk.cli.loading import builder_of, check_arch

@@ -1,4 +1,4 @@
-"""Says what is wrong with a command line, in the person's words: the options as they are typed."""
+"""Reports errors of a command line by the options as the user typed them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["exclusive", "only", "reporting"]
 
 @contextmanager
 def reporting(command: Callable[..., None], output: OutputOptions) -> Iterator[Terminal]:
-    """Run a command's body with the terminal, and turn what ends it into a line and an exit code.
+    """Run a command's body with a terminal, and turn exceptions into an error line and an exit code.
 
-    :param command: whose options errors are about
-    :raises typer.Exit: it failed, or was interrupted
-    :raises typer.BadParameter: a value that cannot be used
+    :param command: the command, by whose options errors are named
+    :raises typer.Exit: the command failed or was interrupted
+    :raises typer.BadParameter: invalid value of an option
     """
     terminal = Terminal(quiet=output.quiet)
     with terminal.reporting(verbose=output.verbose), _naming_options(command):
@@ -31,26 +31,26 @@ def reporting(command: Callable[..., None], output: OutputOptions) -> Iterator[T
 
 @contextmanager
 def _naming_options(command: Callable[..., None]) -> Iterator[None]:
-    """Show a setting that cannot be used as what the person typed.
+    """Translate errors of settings into errors of the options that set them.
 
-    :raises typer.BadParameter: in place of a ConfigError that concerns an option or argument
+    :raises typer.BadParameter: instead of a ConfigError that concerns an option or argument
     """
     try:
         yield
     except ConfigError as error:
         spelling = spellings_of_settings(command).get(error.setting.rpartition(".")[2])
-        if spelling is None:  # an environment variable, say
+        if spelling is None:  # for example, a setting from an environment variable
             raise
         _, _, why = str(error).partition(" = ")
-        # On a command line, the option is left out instead.
+        # On a command line, None means to leave the option out.
         raise typer.BadParameter(why.removesuffix(" or None") or str(error), param_hint=spelling) from error
 
 
 def exclusive(flags: Mapping[str, object]) -> None:
     """Check that at most one of these flags was given.
 
-    :param flags: values by spelling; None, False and () are not given
-    :raises typer.BadParameter: naming those that were
+    :param flags: values by spelling; None, False and () mean that the flag was not given
+    :raises typer.BadParameter: naming the flags that were given
     """
     given = [flag for flag, value in flags.items() if value is not None and value is not False and value != ()]
     if len(given) > 1:
@@ -58,10 +58,10 @@ def exclusive(flags: Mapping[str, object]) -> None:
 
 
 def only(flags: Mapping[str, str | None]) -> str | None:
-    """Return the value of the one of these flags that was given; None: none was.
+    """Return the value of the only flag that was given; None if none was.
 
     :param flags: values by spelling
-    :raises typer.BadParameter: several were, which are named
+    :raises typer.BadParameter: several were given
     """
     exclusive(flags)
     return next((value for value in flags.values() if value is not None), None)

@@ -1,4 +1,4 @@
-"""Run ``paged-sdk from-config``: run a command whose options are in a file."""
+"""Runs ``paged-sdk from-config``: a command whose options are in a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def from_config(ctx: typer.Context, file: File = None, schema: Schema = False) -
 
     "command" names the command; the other keys are its options without the leading dashes.
     """
-    from paged_sdk.cli.config_file import json_schema, read_arguments  # which help does without
+    from paged_sdk.cli.config_file import json_schema, read_arguments  # not needed for --help
 
     if schema:
         if file is not None:

@@ -1,8 +1,7 @@
 """Expands groups of options in the signatures of commands, and applies them to builders.
 
-A group is an attrs class whose fields are options. Each field says once how its option is spelled and what its help is,
-and, by a mark beside that, which setting of the public API it gives. A command names the groups that it takes as the
-types of its parameters.
+A group is an attrs class whose fields are options. A field's annotation defines the option's spellings and help, and by
+a mark (:class:`Setting`), which setting of the public API it sets. A command takes groups as parameters of their types.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _GroupT = TypeVar("_GroupT")
 
 @frozen
 class Setting:
-    """Marks an option with the public API's name for it, where that is another: errors have it."""
+    """Marks an option with the name of its setting in the public API, which errors use, if it differs."""
 
     name: str
 
 
 @frozen
 class BuilderSetting(Setting):
-    """Marks an option that builders take as it is, by their method ``with_NAME``; a flag calls it without a value."""
+    """Marks an option whose value is passed unchanged to a builder's method ``with_NAME``; a flag passes no value."""
 
     @property
     def method(self) -> str:
@@ -49,9 +48,9 @@ class BuilderSetting(Setting):
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with the options of its groups in place of the groups.
+    """Return a command whose parameters are the options of its groups instead of the groups.
 
-    :param command: takes a group by a parameter of its type
+    :param command: a command that takes groups as parameters of their types
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, type] = {}
@@ -72,7 +71,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         others = hints.keys() - groups.keys()
         command(**{name: value for name, value in given.items() if name in others}, **made)
 
-    # All that typer, and whoever else reads signatures, is to see are the options.
+    # typer and config_file read the options from the signature.
     with_groups.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     with_groups.__annotations__ = {each.name: each.annotation for each in parameters}
     return with_groups
@@ -84,7 +83,7 @@ def _parameters(group: type) -> Iterator[Parameter]:
     for each in fields(group):
         kind, *marks = get_args(hints[each.name])
         default = Parameter.empty if each.default is NOTHING else each.default
-        if get_origin(kind) is tuple:  # typer has several values as a list, or None
+        if get_origin(kind) is tuple:  # typer's type of repeatable options
             kind, default = list[get_args(kind)[0]] | None, None  # type: ignore[misc]
         yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, *marks])
 
@@ -97,16 +96,16 @@ def _make(group: type[_GroupT], given: Mapping[str, Any]) -> _GroupT:
 
 
 def replaced(group: _GroupT, values: Mapping[str, object]) -> _GroupT:
-    """Return a group with other values for those of its options that are named.
+    """Return a group with some of its options replaced.
 
-    :param values: by the options' names; what is not in the group is left out
+    :param values: values by names of options; names that are not in the group are ignored
     """
     names = fields_dict(type(group))  # type: ignore[arg-type]  # it is an attrs class
     return evolve(group, **{name: values[name] for name in names if name in values})  # type: ignore[misc]
 
 
 def given_options(group: object) -> Iterator[str]:
-    """Return how the options of a group are spelled that have other values than by default."""
+    """Return the spellings of a group's options that differ from their defaults."""
     hints = get_type_hints(type(group), include_extras=True)
     for each in fields(type(group)):  # type: ignore[arg-type]  # it is an attrs class
         if getattr(group, each.name) != each.default:
@@ -114,9 +113,9 @@ def given_options(group: object) -> Iterator[str]:
 
 
 def apply_settings(builder: _BuilderT, group: object) -> _BuilderT:
-    """Return a builder with those options of a group that it takes as they are, and that were given.
+    """Apply a group's options that are marked with :class:`BuilderSetting`, if given, to a builder.
 
-    :raises ConfigError: a value that cannot be used
+    :raises ConfigError: invalid value
     """
     for name, hint in get_type_hints(type(group), include_extras=True).items():
         value = getattr(group, name)
@@ -129,14 +128,14 @@ def apply_settings(builder: _BuilderT, group: object) -> _BuilderT:
 
 
 def spellings_of_settings(command: Callable[..., None]) -> dict[str, str]:
-    """Return how a person gives each setting of the public API to a command, by the names that errors may have for it:
-    that of the setting, of the builders' method, and of the option itself.
+    """Map the names by which errors may refer to a setting to the spelling of its option or argument: the setting's
+    name, the builder's method, and the option itself.
     """
     found: dict[str, str] = {}
     for name, hint in get_type_hints(command, include_extras=True).items():
         marks = get_args(hint)[1:]
         info = next((mark for mark in marks if isinstance(mark, ParameterInfo)), None)
-        if info is None:  # the context of the command
+        if info is None:  # the command's context
             continue
         spelling, names = name.upper(), set[str]()
         if isinstance(info, OptionInfo):
@@ -152,7 +151,7 @@ def spellings_of_settings(command: Callable[..., None]) -> dict[str, str]:
 
 
 def spellings(option: OptionInfo) -> list[str]:
-    """Return the long spellings of an option, the first of which is how it is shown."""
-    # What Option() takes first is a default to it, and becomes a spelling only within Annotated.
+    """Return the long spellings of an option; the first one is shown."""
+    # Within Annotated, the first argument of Option() is a spelling, but typer stores it as ``default``.
     said = [option.default, *(option.param_decls or ())]
     return [each for each in said if isinstance(each, str) and each.startswith("--")]

@@ -1,4 +1,4 @@
-"""Turn groups of options into the builder of a model."""
+"""Turns groups of options into a model's builder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from paged_sdk.cli.flags import exclusive
 from paged_sdk.cli.groups import apply_settings
 from paged_sdk.cli.options import EngineOptions, ModelFormat, ModelOptions, PagedAttnMode, PagedOptions
 
-__all__ = ["AnyBuilder", "Builder", "builder_of", "check_arch", "load", "with_rivals"]
+__all__ = ["AnyBuilder", "Builder", "builder_of", "check_arch", "load", "with_excluded"]
 
 Builder: TypeAlias = TextModelBuilder | GgufModelBuilder | VisionModelBuilder
 AnyBuilder: TypeAlias = Builder | TextSpeculativeBuilder
@@ -44,22 +44,22 @@ POOL_SIZES: Final = (
     "pa_gpu_mem_usage",
 )
 BLOCK_SIZES: Final = ("pa_block_size", "pa_blk_size")
-RIVALS: Final = (
+EXCLUSIVE: Final = (
     POOL_SIZES,
     BLOCK_SIZES,
     ("paged_attn", "no_paged_attn"),
     ("cpu", "device"),
     ("imatrix", "calibration_file"),
 )
-"""Options of which one can be given, by their names: they say the same, or exclude each other."""
+"""Groups of options, by name, of which at most one may be given: they are synonyms or exclude each other."""
 
 FAMILIES_OF_MISTRALRS: Final[Mapping[str, str]] = MappingProxyType({"phi2": "phi", "phi3.5moe": "phimoe"})
-"""What mistral.rs's command line calls families whose ``model_type`` is more than underscores away from it."""
+"""mistral.rs's names of families that differ from their ``model_type`` by more than underscores."""
 
 
-def with_rivals(given: Collection[str]) -> set[str]:
-    """Return the names of options, with those of options that they exclude."""
-    return {*given, *(name for rivals in RIVALS if not set(rivals).isdisjoint(given) for name in rivals)}
+def with_excluded(given: Collection[str]) -> set[str]:
+    """Return names of options, plus the names of the options that they exclude."""
+    return {*given, *(name for group in EXCLUSIVE if not set(group).isdisjoint(given) for name in group)}
 
 
 def builder_of(
@@ -74,13 +74,13 @@ def builder_of(
 ) -> AnyBuilder:
     """Return the builder that a command line describes.
 
-    :param model_id: a directory, a file or a hub id; None: the embedded model
-    :param others: other groups that may have settings of builders
-    :param images_by: the option by which images are wanted, if they are
-    :param adapters: ``[NAME=]PATH`` of each
-    :param topology: one that is no file, in whose place the file of an option counts
+    :param model_id: a directory, a file or a Hub id; None: the embedded model
+    :param others: other groups with options marked with :class:`BuilderSetting`
+    :param images_by: the option that requires image input, if any
+    :param adapters: ``[NAME=]PATH`` of each adapter
+    :param topology: a topology from a service file, which the option ``--topology`` overrides
     :raises typer.BadParameter: options that contradict each other
-    :raises PagedError: a value that cannot be used, or no embedded model
+    :raises PagedError: invalid value, or no embedded model
     """
     location = str(embedded_model_path()) if model_id is None else model_id
     builder = _paged(_model(location, model, images_by), paged)
@@ -92,7 +92,7 @@ def builder_of(
         builder = builder.with_topology(topology)
     for adapter in adapters:
         name, found, path = adapter.partition("=")
-        # A path may hold the sign too.
+        # A path may contain "=" too.
         is_named = bool(found) and not os.path.exists(os.path.expanduser(adapter))
         builder = builder.with_adapter(path, name=name) if is_named else builder.with_adapter(adapter)
     return _speculating(builder, engine)
@@ -101,8 +101,8 @@ def builder_of(
 async def load(builder: AnyBuilder, *, replicas: int) -> Model:
     """Load a model.
 
-    :param replicas: how many processes are to hold it; 1: this one does
-    :raises PagedError: it cannot be loaded
+    :param replicas: number of processes that hold the model; 1: this process
+    :raises PagedError: the model cannot be loaded
     """
     if replicas == 1:
         return await builder.build()
@@ -110,11 +110,11 @@ async def load(builder: AnyBuilder, *, replicas: int) -> Model:
 
 
 def check_arch(loaded: str, arch: str | None) -> None:
-    """Check that a model is of the family that was named.
+    """Check that a model is of the expected family.
 
-    :param loaded: its own
-    :param arch: None: none was
-    :raises typer.BadParameter: it is of another
+    :param loaded: the model's ``model_type``
+    :param arch: the expected family; None: any
+    :raises typer.BadParameter: the model is of another family
     """
     if arch is None:
         return
@@ -124,7 +124,7 @@ def check_arch(loaded: str, arch: str | None) -> None:
 
 
 def _model(location: str, options: ModelOptions, images_by: str | None) -> Builder:
-    """Return the builder of a model, with those settings that are not as they were typed."""
+    """Return a model's builder, with the settings that are not passed on unchanged (see :class:`BuilderSetting`)."""
     is_plain = options.format is ModelFormat.PLAIN
     exclusive({"--imatrix": options.imatrix, "--calibration-file": options.calibration_file})
     exclusive({"--format plain": is_plain, "--quantized-file": options.quantized_file})
@@ -147,7 +147,7 @@ def _model(location: str, options: ModelOptions, images_by: str | None) -> Build
 
 
 def _number(text: str | int) -> int:
-    """Return the number of ranks; a file has it as a number."""
+    """Return the number of ranks, given as text or, in a file, as a number."""
     try:
         return int(text)
     except ValueError:
@@ -161,11 +161,11 @@ def _is_gguf(location: str, options: ModelOptions) -> bool:
 
 
 def _holds_gguf(location: str) -> bool:
-    """Tell whether a file or directory is one of GGUF's, or a hub id names a quantization."""
+    """Tell whether a path is a GGUF file or a directory of GGUF files, or a Hub id names a quantization."""
     path = Path(os.path.expanduser(location))
-    if os.path.isdir(path):  # which raises nothing, whatever the name, as Path.is_dir does
+    if os.path.isdir(path):  # unlike Path.is_dir, raises for no name
         return not os.path.exists(path / "config.json")
-    # A path that does not exist is a hub id, in which a colon can only be followed by a quantization.
+    # A path that does not exist is a Hub id, in which a colon precedes a quantization.
     return path.suffix == ".gguf" if os.path.exists(path) else ":" in location
 
 
@@ -212,7 +212,7 @@ def _meta(options: PagedOptions) -> PagedAttentionMeta:
 
 
 def _speculating(builder: Builder, options: EngineOptions) -> AnyBuilder:
-    """Return a builder of a model that guesses tokens, if it is to."""
+    """Return the builder with speculative decoding, if requested."""
     if options.speculate is not None:
         builder = builder.with_speculation(SpeculativeConfig(options.speculate))
     if options.draft_model is None:

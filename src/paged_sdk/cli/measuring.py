@@ -1,4 +1,4 @@
-"""Measure how fast a loaded model is, and how well it knows a text."""
+"""Measures a loaded model's prefill and decode speed, and its perplexity on a sample text."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ they built a second set, lowered it beside the first, and waited for a month. Bo
 
 @frozen(kw_only=True)
 class Measurement:
-    """Holds how fast something was, several times.
+    """Holds the speeds of several runs.
 
-    :ivar kind: "prompt": computing prompts; "text": generating texts
-    :ivar streams: how many at once
-    :ivar tokens: of each
-    :ivar rates: tokens per second, of all of them together
-    :ivar of_replicas: of each replica the part of the median rate that is its own; empty: there is one
+    :ivar kind: "prompt": prefill; "text": decode
+    :ivar streams: number of concurrent prompts or texts
+    :ivar tokens: tokens of each prompt or text
+    :ivar rates: total tokens per second of each run
+    :ivar of_replicas: each replica's share of the median rate; empty if there is one replica
     """
 
     kind: str
@@ -51,7 +51,7 @@ class Measurement:
         return median(self.rates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain data."""
+        """Return the measurement as plain data."""
         return {
             "kind": self.kind,
             "streams": self.streams,
@@ -63,11 +63,11 @@ class Measurement:
 
 
 class Speedometer:
-    """Measures the speed of a model with prompts that it has not seen, so that no prefix cache helps.
+    """Measures the speed of a model with random prompts, which the prefix cache does not hold.
 
-    :param token_ids: tokens that prompts are made of, in random order
-    :param warmup: runs before those that count
-    :param iterations: runs that count
+    :param token_ids: tokens that prompts are drawn from
+    :param warmup: unmeasured runs before the measured ones
+    :param iterations: measured runs
     :param after_run: called after each run
     """
 
@@ -89,12 +89,12 @@ class Speedometer:
 
     @classmethod
     async def of(cls, model: Model, **settings: Any) -> Speedometer:
-        """Make one whose prompts are words of the model's own."""
+        """Create a speedometer whose prompts are drawn from the tokens of ``SAMPLE``."""
         return cls(model, await model.tokenize(SAMPLE), **settings)
 
     async def prompts(self, tokens: int) -> Measurement:
-        """Measure how fast a prompt is computed: its tokens, by the time until the first token of an answer is there;
-        with several replicas, as many prompts at once.
+        """Measure prefill speed: a prompt's tokens divided by the time to the first token of its answer. With several
+        replicas, one prompt per replica runs at a time.
 
         :raises RequestError: the prompt does not fit
         """
@@ -112,11 +112,11 @@ class Speedometer:
         return self._measurement("prompt", streams, tokens, rates, shares)
 
     async def texts(self, tokens: int, *, streams: int, depth: int) -> Measurement:
-        """Measure how fast texts are generated: their tokens, by the time from the first that one has to the last.
+        """Measure decode speed: the texts' tokens divided by the time from the first token of any text to the last.
 
-        :param tokens: of each text, at least 2
-        :param streams: texts at once
-        :param depth: tokens of the prompt in front of each text, which the prefix cache has by then, if there is one
+        :param tokens: tokens of each text, at least 2
+        :param streams: number of concurrent texts
+        :param depth: prompt tokens before each text, which have been put into the prefix cache, if there is one
         :raises RequestError: prompt and text do not fit
         """
         rates, shares = list[float](), _Shares(self._model, "completion_tokens")
@@ -139,7 +139,7 @@ class Speedometer:
         return Measurement(kind=kind, streams=streams, tokens=tokens, rates=tuple(rates), of_replicas=parts)
 
     async def _text(self, prompt: list[int], tokens: int) -> tuple[float, float]:
-        """Generate a text; return when its first token was there, and its last."""
+        """Generate a text; return the times of its first and last token."""
         sent = time.perf_counter()
         usage = await self._usage(prompt, tokens)
         first = sent + usage.time_to_first_token_sec
@@ -153,9 +153,9 @@ class Speedometer:
 
 
 class _Shares:
-    """Counts which part of the tokens each replica has computed in the runs that count.
+    """Counts each replica's share of the tokens in the measured runs.
 
-    :param figure: the one of :class:`~paged_sdk.ModelStats` that counts them
+    :param figure: name of the field of :class:`~paged_sdk.ModelStats` that counts the tokens
     """
 
     def __init__(self, model: Model, figure: str) -> None:
@@ -165,17 +165,17 @@ class _Shares:
         self._counts = [0] * len(self._replicas)
 
     def begin(self) -> None:
-        """Note where a run begins."""
+        """Store the counts at the start of a run."""
         self._before = self._figures()
 
     def end(self) -> None:
-        """Count what has come since."""
+        """Add the tokens since :meth:`begin`."""
         gained = zip(self._counts, self._before, self._figures(), strict=True)
         self._counts = [count + after - before for count, before, after in gained]
 
     @property
     def of_replicas(self) -> tuple[float, ...]:
-        """Return each replica's part of the whole, 1; nothing if there is one replica."""
+        """Return each replica's fraction of all tokens; empty if there is one replica."""
         total = sum(self._counts)
         return tuple(count / max(total, 1) for count in self._counts) if len(self._counts) > 1 else ()
 
@@ -184,7 +184,7 @@ class _Shares:
 
 
 async def perplexity_of_sample(model: Model) -> float:
-    """Return how unlikely a short English text is to a model, which shows what quantizing its weights costs."""
+    """Return a model's perplexity on a short English text, which shows the loss by quantization."""
     (score,) = (await model.score(SAMPLE)).scores
     return score.perplexity
 

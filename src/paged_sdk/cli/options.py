@@ -1,6 +1,4 @@
-"""Define how each option is spelled, what its help says, and what it sets: those of single commands, and groups that
-several commands take.
-"""
+"""Defines the spelling, help and setting of options: single ones, and groups that several commands share."""
 
 from __future__ import annotations
 
@@ -15,23 +13,23 @@ from paged_sdk import PagedCacheType
 from paged_sdk.cli.groups import BuilderSetting, Setting
 
 SPECULATE = "--speculate"
-"""The only option whose value may be left out: an argument after it that is no number is not its value."""
+"""An option whose value is optional: the next argument is its value only if it is a number."""
 
 PAGED_ATTN = "--paged-attn"
-"""Its value may be left out too, and is then "on"."""
+"""An option whose value is optional; without one it is "on"."""
 
 MODEL, PAGED, ENGINE = "Model", "Paged attention", "Engine"
 
 
 class ModelFormat(Enum):
-    """Names what a checkpoint is stored as."""
+    """Names a checkpoint's file format."""
 
     PLAIN = "plain"
     GGUF = "gguf"
 
 
 class PagedAttnMode(Enum):
-    """Says whether the KV cache is paged."""
+    """Names whether the KV cache is paged."""
 
     AUTO = "auto"
     ON = "on"
@@ -77,7 +75,7 @@ ModelArgument = Annotated[
     typer.Argument(metavar="MODEL", help="A directory, a GGUF file or a Hub id. Default: the embedded SmolLM2-135M."),
     Setting("model"),
 ]
-# As options of mistral.rs's commands have it.
+# The spelling of mistral.rs's commands.
 ModelBeside = Annotated[str | None, typer.Option("--model-id", "-m", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Adapter = Annotated[
@@ -94,7 +92,7 @@ Adapter = Annotated[
 
 @frozen(kw_only=True)
 class OutputOptions:
-    """Says what is shown beside the text."""
+    """Controls what is shown beside the text."""
 
     verbose: Annotated[
         bool,
@@ -106,15 +104,15 @@ class OutputOptions:
 
 @frozen(kw_only=True)
 class ModelOptions:
-    """Says what the model is, from which files, and where it runs. Paths are as they were typed: builders refuse an
-    empty one, as of a variable of a shell that is not set, which ``Path`` takes for the working directory.
+    """Selects the model, its files and its device. Paths are strings, so that builders can refuse an empty one, as of
+    an unset shell variable; ``Path`` would take it for the working directory.
     """
 
     format: Annotated[
         ModelFormat | None,
         typer.Option("--format", help="The model's file format, if it cannot be detected.", rich_help_panel=MODEL),
     ] = None
-    # mistral.rs has to be told.
+    # Accepted for command lines of mistral.rs, which requires it.
     arch: Annotated[str | None, typer.Option("--arch", "-a", hidden=True)] = None
     quantized_file: Annotated[
         tuple[str, ...],
@@ -261,7 +259,7 @@ class ModelOptions:
 
 @frozen(kw_only=True)
 class PagedOptions:
-    """Says whether the KV cache is paged, and how, in the spellings of mistral.rs's command line, earlier ones too."""
+    """Configures the KV cache. The spellings are those of mistral.rs's command line, including earlier ones."""
 
     paged_attn: Annotated[
         PagedAttnMode,
@@ -310,7 +308,7 @@ class PagedOptions:
 
 @frozen(kw_only=True)
 class EngineOptions:
-    """Says how much is computed at once, and how."""
+    """Configures batching, speculative decoding and the prefix cache."""
 
     max_seqs: Annotated[
         int | None,

@@ -1,4 +1,4 @@
-"""Run ``paged-sdk quantize``: write a model as a GGUF file, or as safetensors that are not quantized."""
+"""Runs ``paged-sdk quantize``: writes a model as a GGUF file, or as unquantized safetensors."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def quantize(
     output: options.OutputOptions,
 ) -> None:
     """Write a model as a quantized GGUF file, or as safetensors."""
-    # Imported here, because help does not need them and should appear at once.
+    # Imported late, so that --help is fast.
     from paged_sdk import Topology, write_gguf, write_mmproj, write_safetensors
     from paged_sdk.cli.flags import exclusive, reporting
 
@@ -126,14 +126,14 @@ def quantize(
         }.items():
             exclusive({"--safetensors": safetensors, flag: value})
         if mmproj_type is not None and mmproj is None:
-            raise typer.BadParameter("it is the type of what --mmproj writes", param_hint="--mmproj-type")
+            raise typer.BadParameter("it has no effect without --mmproj", param_hint="--mmproj-type")
         if safetensors:
             directory = write_safetensors(source, target, type=type or "BF16", show_progress=not output.quiet)
             size = sum(file.stat().st_size for file in directory.iterdir())
             terminal.note(f"{directory}: {size / 2**20:.0f} MiB")
             return
         overrides = [_override(each) for each in override or ()]
-        if mmproj is not None:  # first: it takes seconds until this is refused, and minutes until the model is written
+        if mmproj is not None:  # first: it fails within seconds, while writing the model takes minutes
             beside = write_mmproj(source, mmproj, type=mmproj_type or "F16", show_progress=not output.quiet)
             terminal.note(f"{beside}: {beside.stat().st_size / 2**20:.0f} MiB")
         path = write_gguf(

@@ -1,4 +1,4 @@
-"""Run ``paged-sdk run``: ask a model something."""
+"""Runs ``paged-sdk run``: sends a prompt to a model, or chats with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(
 
     Without a prompt, on a terminal, it starts a chat.
     """
-    # Imported here, because help does not need them and should appear at once.
+    # Imported late, so that --help is fast.
     from paged_sdk.cli.answer import sampling_of
     from paged_sdk.cli.flags import reporting
     from paged_sdk.cli.loading import builder_of

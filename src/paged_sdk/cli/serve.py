@@ -1,4 +1,4 @@
-"""Run ``paged-sdk serve``: answer requests over HTTP, as OpenAI's and Anthropic's APIs have it."""
+"""Runs ``paged-sdk serve``: serves models over HTTP, with OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
@@ -81,18 +81,18 @@ def serve(
     adapter: Adapters = None,
 ) -> None:
     """Serve models over HTTP, with OpenAI's and Anthropic's APIs."""
-    # Imported here, because help does not need them and should appear at once.
+    # Imported late, so that --help is fast.
     from paged_sdk.cli.flags import exclusive, reporting
-    from paged_sdk.cli.loading import with_rivals
+    from paged_sdk.cli.loading import with_excluded
     from paged_sdk.cli.service_file import ServiceFile
     from paged_sdk.cli.serving import ServedModel, keep_serving
 
     with reporting(serve, output) as terminal:
         if len(server.api_key) != 1 and _is_from_environment(ctx, "api_key"):
-            # Of an option that can be repeated, typer takes each word of the variable for a value.
+            # typer splits the variable of a repeatable option at spaces, into several values.
             raise typer.BadParameter("expected a key of printable ASCII without spaces", param_hint="PAGED_SDK_API_KEY")
         file = ServiceFile() if config is None else ServiceFile.read(config)
-        given = with_rivals([name for name in ctx.params if _is_given(ctx, name)])
+        given = with_excluded([name for name in ctx.params if _is_given(ctx, name)])
         entries = file.without(given).of_models(model_id or ())
         if len(entries) > 1:
             for flag, value in {
@@ -138,6 +138,6 @@ def _is_from_environment(ctx: typer.Context, name: str) -> bool:
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
-    """Say whether an option is on the command line, or in the environment."""
+    """Tell whether an option is set on the command line or in the environment."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"

@@ -1,4 +1,4 @@
-"""Reads a server's figures from the text form that Prometheus reads."""
+"""Parses a server's metrics from Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ESCAPED: Final = re.compile(r"\\(.)")
 
 @frozen(kw_only=True)
 class ModelFigures:
-    """What one model of a server is doing: fields of :class:`~paged_sdk.ModelStats`, by their names.
+    """Holds the metrics of one model; fields have the names of :class:`~paged_sdk.ModelStats`.
 
-    :ivar completion_tok_per_sec: over the last ten seconds of work; 0 while there is none
+    :ivar completion_tok_per_sec: over the last ten seconds of work; 0 while no sequence runs
     :ivar prompt_tok_per_sec: likewise
-    :ivar first_token_seconds: from a request to its first token, on average; None: nothing was generated yet
+    :ivar first_token_seconds: mean time from a request to its first token; None: nothing was generated yet
     """
 
     running: int
@@ -44,12 +44,12 @@ class ModelFigures:
 
     @property
     def prefix_hit_rate(self) -> float:
-        """Return the share of prompt tokens that the prefix cache had."""
+        """Return the fraction of prompt tokens found in the prefix cache."""
         return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
 
 
 RATES: Final = ("prompt_tok_per_sec", "completion_tok_per_sec")
-"""What the engine says of these is of when it last had work."""
+"""The engine keeps the last values of these when it is idle."""
 COUNTS: Final = tuple(
     field.name for field in fields(ModelFigures) if field.name not in (*RATES, "draft_speed_up", "first_token_seconds")
 )
@@ -57,11 +57,11 @@ COUNTS: Final = tuple(
 
 @frozen(kw_only=True)
 class ServerFigures:
-    """What a server is doing.
+    """Holds the metrics of a server.
 
-    :ivar in_flight: requests under way, but for the one that these figures are the answer to
-    :ivar requests: how many were answered with each status
-    :ivar models: by name
+    :ivar in_flight: running requests, without the request for these metrics
+    :ivar requests: number of answered requests by status
+    :ivar models: metrics of the models by name
     """
 
     in_flight: int
@@ -70,7 +70,7 @@ class ServerFigures:
 
     @classmethod
     def from_text(cls, text: str) -> ServerFigures | None:
-        """Read the text of ``/metrics``; return None if it is another program's."""
+        """Parse the text of ``/metrics``; return None if it is not of this package's server."""
         models: dict[str, dict[str, float]] = {}
         requests: dict[str, int] = {}
         in_flight = None
@@ -88,13 +88,13 @@ class ServerFigures:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain data, for JSON."""
+        """Return the metrics as plain data, for JSON."""
         return asdict(self)
 
 
 def _figures(of: Mapping[str, float]) -> ModelFigures:
     given: dict[str, Any] = {}
-    for name in COUNTS:  # Prometheus has the names of what only grows end in _total
+    for name in COUNTS:  # Prometheus appends _total to names of counters
         given[name] = int(of.get(name, of.get(f"{name}_total", 0)))
     for name in RATES:
         given[name] = of.get(name, 0.0) if given["running"] else 0.0
@@ -104,7 +104,7 @@ def _figures(of: Mapping[str, float]) -> ModelFigures:
 
 
 def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Yield name, labels and value of each sample of this package."""
+    """Yield name, labels and value of each sample whose name begins with ``PREFIX``."""
     for line in text.splitlines():
         if found := SAMPLE.fullmatch(line):
             labels = {name: ESCAPED.sub(_unescaped, value) for name, value in LABEL.findall(found[2] or "")}

@@ -1,4 +1,4 @@
-"""Define the options of ``paged-sdk serve`` that say who may ask, and where."""
+"""Defines the options of ``paged-sdk serve`` for the HTTP server and its replicas."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SERVER = "Server"
 
 
 def folder(name: str) -> Path:
-    """Return the path of a directory. An empty name, as of a shell's variable that is not set, does not stand for where
-    the program was started: clients would get at what is there.
+    """Return the path of a directory. An empty name, as of an unset shell variable, is refused: ``Path`` would take it
+    for the working directory, and clients could load what is there.
 
-    :raises typer.BadParameter: it is empty
+    :raises typer.BadParameter: the name is empty
     """
     if not name:
         raise typer.BadParameter("expected the name of a directory, not ''", param_hint="--adapter-folder")
@@ -28,7 +28,7 @@ def folder(name: str) -> Path:
 
 @frozen(kw_only=True)
 class ServerOptions:
-    """Says who may ask, and where."""
+    """Holds the settings of the HTTP server and its replicas."""
 
     host: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""Read the file that says what ``paged-sdk serve`` is to serve, and how."""
+"""Reads the configuration file of ``paged-sdk serve --config``."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["ModelEntry", "ServiceFile", "is_service_file", "service_file_schema"
 
 
 class Layer(TypedDict, total=False):
-    """Says what layers are to be."""
+    """Holds the settings of layers."""
 
     isq: Annotated[str | None, "Their quantization type."]
     device: Annotated[str | None, "Their device."]
 
 
 class Paged(TypedDict, total=False):
-    """Says how the KV cache is kept; of the three sizes, one at most."""
+    """Holds the settings of the KV cache; at most one of the three sizes may be given."""
 
     mode: Annotated[Literal["auto", "on", "off"], "Whether it is paged."]
     context_len: Annotated[int | None, Bounds(1), "Size of the KV pool in tokens."]
@@ -42,7 +42,7 @@ class Paged(TypedDict, total=False):
 
 
 class Server(TypedDict, total=False):
-    """Says who may ask, and where."""
+    """Holds the settings of the HTTP server."""
 
     host: Annotated[str, "The address to listen on. Addresses that other machines reach need a key."]
     port: Annotated[int, Bounds(0, 65535), "The port; 0: any free one."]
@@ -58,7 +58,7 @@ class Server(TypedDict, total=False):
 
 
 class ModelFile(TypedDict, total=False):
-    """Says what a model is, and how it runs."""
+    """Holds the settings of a model."""
 
     model: Annotated[str | None, "A directory, a GGUF file or a Hub id; null: the embedded SmolLM2-135M."]
     name: Annotated[str | None, "The model's name for clients."]
@@ -101,12 +101,12 @@ class ModelFile(TypedDict, total=False):
     adapters: Annotated[dict[str, str], "LoRA adapters by name, which clients select as models."]
 
 
-# What editors look for is no name of Python's.
+# "$schema", which editors look for, is not a Python identifier.
 _Schema = TypedDict("_Schema", {"$schema": Annotated[str, "The path of this schema, for editors."]}, total=False)
 
 
 class Service(_Schema, ModelFile, total=False):
-    """Says what is served, and to whom."""
+    """Describes a whole file."""
 
     command: Annotated[Literal["serve"], "Makes it a file for from-config too."]
     models: Annotated[
@@ -118,7 +118,7 @@ class Service(_Schema, ModelFile, total=False):
 
 READER: Final = BodyReader(Service)
 
-# The names of ``serve``'s parameters, where they are not those of the file.
+# Keys of the file whose parameter of ``serve`` has another name.
 RENAMED: Final[Mapping[str, str]] = {
     "model": "model_id",
     "name": "served_model_name",
@@ -139,7 +139,7 @@ RENAMED: Final[Mapping[str, str]] = {
 ARE_PATHS: Final = ("imatrix", "calibration_file", "isq_cache", "topology")
 MAY_BE_PATHS: Final = ("model_id", "mmproj", "tok_model_id", "chat_template")
 OF_ONE: Final = ("model", "name", "quantized_files", "tokenizer", "arch", "draft_model", "adapters", "mmproj")
-"""What cannot hold for several models."""
+"""Keys that cannot apply to several models."""
 READ_AS: Final[Mapping[str, Callable[[Any], object]]] = {
     "format": ModelFormat,
     "adapters": lambda value: [f"{name}={path}" for name, path in value.items()],
@@ -157,10 +157,10 @@ READ_AS: Final[Mapping[str, Callable[[Any], object]]] = {
 
 @frozen(kw_only=True)
 class ModelEntry:
-    """Holds what a file says of a model, as the options of the command line say it.
+    """Holds a file's settings of one model, as options of the command line.
 
-    :ivar options: values of ``serve``'s parameters, of those that the file has
-    :ivar topology: one that the file holds itself
+    :ivar options: values by names of ``serve``'s parameters; only those that the file sets
+    :ivar topology: a topology written in the file itself
     """
 
     options: Mapping[str, Any] = field(factory=dict, hash=False)
@@ -168,9 +168,9 @@ class ModelEntry:
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Self:
-        """Make one of a file's object.
+        """Convert an object of the file.
 
-        :raises ConfigError: a topology that cannot be used
+        :raises ConfigError: invalid topology
         """
         found = dict(said)
         for section in ("paged", "server"):
@@ -187,10 +187,10 @@ class ModelEntry:
 
 @frozen(kw_only=True)
 class ServiceFile:
-    """Holds what a file says.
+    """Holds the content of a file.
 
-    :ivar models: each with the server's options too
-    :ivar sampling: what requests get that leave it open
+    :ivar models: settings of each model, each with the server's settings too
+    :ivar sampling: defaults of requests' sampling fields
     """
 
     models: tuple[ModelEntry, ...] = (ModelEntry(),)
@@ -200,8 +200,8 @@ class ServiceFile:
     def read(cls, path: Path) -> Self:
         """Read a file.
 
-        :raises typer.BadParameter: it cannot be read, or says what there is not, which is named
-        :raises ConfigError: a value that cannot be used
+        :raises typer.BadParameter: the file cannot be read, or has an unknown key or an invalid value, which is named
+        :raises ConfigError: invalid value
         """
         try:
             data = path.read_bytes()
@@ -216,7 +216,7 @@ class ServiceFile:
         models = shared.pop("models", None)
         for name in OF_ONE:
             if models is not None and name in shared:
-                raise _refused(path, f"models: what is beside it holds for all of them, and {name} is of one")
+                raise _refused(path, f"models: they cannot share {name}: give each model its own")
         entries = [shared] if models is None else [{**shared, **each} for each in models]
         return cls(
             models=tuple(map(ModelEntry.of, entries)),
@@ -224,7 +224,7 @@ class ServiceFile:
         )
 
     def without(self, names: Collection[str]) -> Self:
-        """Return the same without some options, which somebody else says."""
+        """Return the content without some options, which the command line overrides."""
         return evolve(
             self,
             models=tuple(
@@ -237,10 +237,10 @@ class ServiceFile:
         )
 
     def of_models(self, model_ids: Sequence[str]) -> Sequence[ModelEntry]:
-        """Return what is said of each model.
+        """Return the settings of each model.
 
-        :param model_ids: models in place of the file's; empty: those that it has
-        :raises typer.BadParameter: the file has several, too
+        :param model_ids: models that replace the file's; empty: the file's models
+        :raises typer.BadParameter: the file has several models, and ``model_ids`` is not empty
         """
         if not model_ids:
             return self.models
@@ -254,7 +254,7 @@ def _refused(path: Path, why: object) -> typer.BadParameter:
 
 
 def _number(text: str) -> float:
-    """Return a number; 1.0 is an integer, as JSON schemas have it."""
+    """Return a number; in JSON Schema, 1.0 is an integer."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
@@ -264,16 +264,15 @@ def _as_it_is(value: object) -> object:
 
 
 def is_service_file(keys: Collection[str]) -> bool:
-    """Tell whether a file has these keys only."""
+    """Tell whether all keys are keys of such a file."""
     return set(keys) <= set(READER.names)
 
 
 def write_service_file(path: Path, options: Mapping[str, Any]) -> None:
-    """Write the file that says what options of ``serve`` do, which ``from-config`` takes as well. Paths are whole, so
-    that it can be used from anywhere.
+    """Write options of ``serve`` as a file, which ``from-config`` accepts too. Paths are made absolute.
 
-    :param options: values of parameters by their names
-    :raises typer.BadParameter: it cannot be written
+    :param options: values by names of ``serve``'s parameters
+    :raises typer.BadParameter: the file cannot be written
     """
     names = {option: name for name, option in RENAMED.items()}
     content: dict[str, Any] = {"command": "serve"}

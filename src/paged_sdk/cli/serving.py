@@ -1,4 +1,4 @@
-"""Load models and serve them until the process is told to end."""
+"""Loads models and serves them until a signal ends the process."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from attrs import Attribute, field, frozen
 
 from paged_sdk import ConfigError, Model
+from paged_sdk.cli.exit_codes import CANNOT_LISTEN, FAILED
 from paged_sdk.cli.groups import replaced
 from paged_sdk.cli.loading import AnyBuilder, builder_of, check_arch, load
 from paged_sdk.cli.options import EngineOptions, ModelOptions, OutputOptions, PagedOptions
@@ -22,19 +23,18 @@ from paged_sdk.cli.terminal import Terminal
 
 __all__ = ["ServedModel", "keep_serving"]
 
-CANNOT_LISTEN = 2
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 @frozen(kw_only=True)
 class ServedModel:
-    """Says which model is to be served.
+    """Describes a model to serve.
 
-    :ivar name: what clients call it; None: its own name
-    :ivar arch: the family that it has to be of
-    :ivar replicas: how many processes hold it; 1: this one does, unless they run under Ray Serve
-    :ivar ray: whether they do
-    :ivar max_replicas: how many there may be then, as there is more to do; None: no more
+    :ivar name: the name that clients use; None: the model's own
+    :ivar arch: the model family to check for, if given
+    :ivar replicas: number of processes that hold the model; 1: this process, unless ``ray`` is set
+    :ivar ray: whether the replicas run under Ray Serve
+    :ivar max_replicas: under Ray Serve, the number of replicas to scale up to; None: ``replicas``
     """
 
     builder: AnyBuilder
@@ -46,7 +46,7 @@ class ServedModel:
 
     @name.validator
     def _is_said(self, attribute: Attribute[Any], value: str | None) -> None:
-        if value == "":  # as of a variable of a shell that is not set
+        if value == "":  # as of an unset shell variable
             raise typer.BadParameter("expected a name, not ''", param_hint="--served-model-name")
 
     @classmethod
@@ -62,11 +62,11 @@ class ServedModel:
         vision: bool,
         adapters: Sequence[str],
     ) -> Self:
-        """Make one of what a file says of it, and of what the command line says of all models.
+        """Combine the file's settings of a model with the command line's settings of all models.
 
-        :param entry: counts before the other values
+        :param entry: the file's settings, which override the others
         :raises typer.BadParameter: options that contradict each other
-        :raises PagedError: a value that cannot be used, or no embedded model
+        :raises PagedError: invalid value, or no embedded model
         """
         said = entry.options
         model, server = replaced(model, said), replaced(server, said)
@@ -91,10 +91,10 @@ class ServedModel:
         )
 
     async def open(self, terminal: Terminal) -> tuple[str, Model]:
-        """Load it, and return it with its name.
+        """Load the model, and return it with its name.
 
-        :raises typer.BadParameter: it is of another family
-        :raises PagedError: it cannot be loaded
+        :raises typer.BadParameter: the model is of another family
+        :raises PagedError: the model cannot be loaded
         """
         with terminal.loading(self.builder.source.location):
             model = await self._load()
@@ -117,15 +117,15 @@ class ServedModel:
 
 
 def _checked_most(server: ServerOptions) -> int | None:
-    """Return how many replicas there may be.
+    """Return the maximum number of replicas.
 
-    :raises typer.BadParameter: fewer than there are, or Ray Serve is not to run them
+    :raises typer.BadParameter: it is less than ``--replicas``, or ``--ray`` is missing
     """
     most = server.max_replicas
     if most is not None and not server.ray:
         raise typer.BadParameter("only Ray Serve starts and ends replicas: give --ray", param_hint="--max-replicas")
     if most is not None and most < server.replicas:
-        raise typer.BadParameter(f"there are {server.replicas} to begin with", param_hint="--max-replicas")
+        raise typer.BadParameter(f"expected at least {server.replicas}, as --replicas", param_hint="--max-replicas")
     return most
 
 
@@ -134,10 +134,11 @@ def keep_serving(
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C.
 
-    :param log_json: whether all that is said is said as lines of JSON
-    :param settings: those of :class:`~paged_sdk.server.ServerSettings`
-    :raises typer.BadParameter: a host that others can reach, without a key; two models or adapters of one name
-    :raises typer.Exit: the port is taken, or requests were cut off in the end
+    :param log_json: whether all output is log lines in JSON
+    :param settings: settings of :class:`~paged_sdk.server.ServerSettings`
+    :raises typer.BadParameter: a host that other machines can reach, without an API key; two models or adapters with
+        one name
+    :raises typer.Exit: the server cannot listen, or requests were cut off on shutdown
     :raises PagedError: a model cannot be loaded
     """
     try:
@@ -151,7 +152,7 @@ def keep_serving(
         log_as_json()
         terminal.log_to(logging.getLogger(LOGGER_NAME))
     first = models[0]
-    if first.builder.build().rank > 0:  # the process of rank 0 answers requests
+    if first.builder.build().rank > 0:  # only rank 0 serves requests; loading on another rank runs until rank 0 ends
         asyncio.run(first.open(terminal))
     try:
         is_local = is_loopback(host)
@@ -159,7 +160,7 @@ def keep_serving(
             raise typer.BadParameter(
                 f"others can reach {host}: give an --api-key, or set PAGED_SDK_API_KEY", param_hint="--host"
             )
-        # A web page could reach a server without keys by a name of its own.
+        # Protects a server without API keys against DNS rebinding by web pages.
         hosts = (*LOCAL_NAMES, host.lower()) if is_local and not settings["api_keys"] else ()
         checked = ServerSettings(allowed_hosts=hosts, **settings)
         listener = listen(host, port)
@@ -196,13 +197,13 @@ def keep_serving(
         cut_off = asyncio.run(main())
     if cut_off:
         terminal.error(f"{cut_off} requests were cut off")
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def _check_names(served: Mapping[str, Model], name: str, model: Model) -> None:
-    """Check that clients can tell a model and its adapters from those that there are.
+    """Check that the names of a model and its adapters are not taken.
 
-    :raises typer.BadParameter: they cannot
+    :raises typer.BadParameter: a name is taken
     """
     taken = {*served, *(adapter for each in served.values() for adapter in each.adapters)}
     if name in taken:

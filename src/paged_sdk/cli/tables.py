@@ -1,4 +1,4 @@
-"""Write columns of figures for people."""
+"""Formats tables of numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["table"]
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Write rows down in columns: names on the left, and numbers."""
+    """Format rows as lines: names on the left, numbers aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *numbers in rows:
         cells = [name.ljust(widths[0]), *(each.rjust(width) for each, width in zip(numbers, widths[1:], strict=True))]

@@ -1,4 +1,4 @@
-"""Load a model and talk to it: once, in a chat, or as plain text."""
+"""Loads a model and sends it one prompt, a chat, or plain text to continue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from paged_sdk import BlockingModel, Constraint, ConstraintError, SamplingParams
-from paged_sdk.cli.answer import Manner, asked, opening, show_answer
+from paged_sdk.cli.answer import RequestSettings, empty_conversation, show_answer, with_user_turn
 from paged_sdk.cli.chat import Chat
 from paged_sdk.cli.flags import exclusive
 from paged_sdk.cli.loading import AnyBuilder, check_arch
@@ -27,9 +27,9 @@ def talk(
     *,
     arch: str | None = None,
 ) -> None:
-    """Do what the command line says.
+    """Run the command ``run``.
 
-    :param arch: the family that the model has to be of
+    :param arch: the model family to check for, if given
     :raises typer.BadParameter: options that contradict each other, or no prompt
     :raises KeyboardInterrupt: Ctrl-C
     :raises PagedError: the model cannot be loaded, or cannot answer
@@ -41,28 +41,28 @@ def talk(
     with terminal.loading(builder.source.location):
         model = BlockingModel(builder.build())
     adapter = next((source.name for source in builder.settings.adapters), None)
-    manner = Manner(sampling=sampling, adapter=adapter, constraint=constraint)
+    settings = RequestSettings(sampling=sampling, adapter=adapter, constraint=constraint)
     with model:
         check_arch(model.model_type, arch)
         if prompt is None or options.interactive:
-            Chat(model, terminal, system=options.system, manner=manner, images=options.image).run(prompt)
+            Chat(model, terminal, system=options.system, settings=settings, images=options.image).run(prompt)
             return
         try:
             if options.raw:
                 texts = model.stream_completion_request(prompt, sampling, adapter=adapter, constraint=constraint)
                 show_answer(texts, terminal)
             else:
-                conversation = asked(opening(options.system), prompt, options.image)
-                show_answer(model.stream_chat_request(manner.chat_request(conversation)), terminal)
+                conversation = with_user_turn(empty_conversation(options.system), prompt, options.image)
+                show_answer(model.stream_chat_request(settings.chat_request(conversation)), terminal)
         except ConstraintError as error:
             raise typer.BadParameter(str(error), param_hint="--json-schema") from error
 
 
 def _constraint(schema: str) -> Constraint:
-    """Return what holds answers to a schema.
+    """Return the constraint of a JSON schema.
 
-    :param schema: the schema, or the file that holds it
-    :raises typer.BadParameter: it cannot be read, or is no JSON object
+    :param schema: the schema, or the path of a file with it
+    :raises typer.BadParameter: the file cannot be read, or the schema is not a JSON object
     """
     try:
         text = schema if schema.lstrip().startswith("{") else Path(schema).expanduser().read_text(encoding="utf-8")
@@ -76,9 +76,9 @@ def _constraint(schema: str) -> Constraint:
 
 
 def _prompt(options: PromptOptions) -> str | None:
-    """Return the prompt: the one that was given, or what is piped in; None for a chat that begins at the terminal.
+    """Return the prompt from the command line or stdin; None for a chat at the terminal.
 
-    :raises typer.BadParameter: there is none, or options contradict each other
+    :raises typer.BadParameter: no prompt, or options that contradict each other
     """
     exclusive({"--raw": options.raw, "--interactive": options.interactive})
     exclusive({"--raw": options.raw, "--system": options.system})
@@ -88,7 +88,7 @@ def _prompt(options: PromptOptions) -> str | None:
     try:
         text = "" if sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
     except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"what is piped in is no text in {error.encoding}") from None
+        raise typer.BadParameter(f"stdin is not valid text in {error.encoding}") from None
     if text:
         return text
     if options.raw or not sys.stdin.isatty():

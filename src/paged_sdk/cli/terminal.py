@@ -1,4 +1,4 @@
-"""Show the person at the terminal the model's text on stdout, and everything else on stderr."""
+"""Writes the model's text to stdout, and everything else to stderr."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from paged_sdk import PagedError, Usage
+from paged_sdk.cli.exit_codes import FAILED, INTERRUPTED
 
 __all__ = ["Progress", "Terminal", "usage_line"]
-
-FAILED = 1
-INTERRUPTED = 128 + signal.SIGINT
-"""What a shell reports."""
 
 
 class Terminal:
@@ -38,11 +35,11 @@ class Terminal:
         self._log: logging.Logger | None = None
 
     def log_to(self, logger: logging.Logger) -> None:
-        """Have what would be a line beside the text, errors too, be one of the log from now on."""
+        """Write notes, replies and errors to a logger from now on, instead of stderr."""
         self._log = logger
 
     def text(self, text: str) -> None:
-        """Print a piece of the model's text at once."""
+        """Print a piece of the model's text, and flush."""
         if text:
             self._end_thought()
             sys.stdout.write(text)
@@ -50,13 +47,13 @@ class Terminal:
             self._in_line = not text.endswith("\n")
 
     def thought(self, text: str) -> None:
-        """Print a piece of what the model thinks, beside the text."""
+        """Print a piece of the model's reasoning to stderr."""
         if text and not self._quiet:
             self._console.print(text, style="dim", end="")
             self._in_thought = True
 
     def end_line(self) -> None:
-        """Make what comes next begin a line of its own."""
+        """Start a new line, unless at the start of one."""
         if self._in_line:
             self.text("\n")
         self._end_thought()
@@ -67,21 +64,21 @@ class Terminal:
             self._console.print()
 
     def note(self, text: str) -> None:
-        """Print something beside the text that nobody requested."""
+        """Print information to stderr, unless quiet."""
         if not self._quiet:
             self.reply(text)
 
     def reply(self, text: str) -> None:
-        """Print something beside the text that the person requested."""
+        """Print information that the user requested to stderr, even if quiet."""
         if self._log is not None:
             self._log.info("%s", text)
             return
         self._console.print(text, style="dim")
 
     def error(self, text: str, *, cause: BaseException | None = None) -> None:
-        """Print what went wrong, in one line.
+        """Print an error in one line.
 
-        :param cause: whose traceback to show, too; None: none
+        :param cause: exception whose traceback is shown too; None: no traceback
         """
         line = " ".join(text.split())
         if self._log is not None:
@@ -92,18 +89,18 @@ class Terminal:
         self._console.print(f"error: {line}", style="red")
 
     def read_line(self) -> str:
-        """Return what the person types next.
+        """Read the next line that the user types.
 
-        :raises EOFError: nothing more will come
-        :raises typer.BadParameter: what is piped in is no text
+        :raises EOFError: stdin has ended
+        :raises typer.BadParameter: stdin is not valid text
         """
         if not sys.stdin.isatty():
             try:
                 return input()
             except UnicodeDecodeError as error:
-                raise typer.BadParameter(f"what is piped in is no text in {error.encoding}") from None
-        with suppress(ImportError):  # not on Windows, whose terminal does it itself
-            import readline  # noqa: F401  (being imported, it lets input() edit its line and recall earlier ones)
+                raise typer.BadParameter(f"stdin is not valid text in {error.encoding}") from None
+        with suppress(ImportError):  # missing on Windows, whose terminal edits lines itself
+            import readline  # noqa: F401  (importing it gives input() line editing and history)
         if sys.stdout.isatty():
             return input("> ")
         self._console.print("> ", end="")
@@ -111,8 +108,8 @@ class Terminal:
 
     @contextmanager
     def loading(self, name: str) -> Iterator[None]:
-        """Show that a model is being loaded. Ctrl-C and SIGTERM then end the process at once: loading happens in
-        threads that cannot be interrupted, and leaves nothing to clean up.
+        """Show that a model is being loaded. Within this context, Ctrl-C and SIGTERM end the process at once: loading
+        runs in threads that cannot be interrupted, and leaves nothing to clean up.
         """
 
         def leave(signal_number: int, frame: object) -> None:
@@ -130,9 +127,9 @@ class Terminal:
 
     @contextmanager
     def progress(self, total: int) -> Iterator[Progress]:
-        """Show how much of some work is done, where a person sees it.
+        """Show a progress bar, if stderr is a terminal.
 
-        :param total: how many parts it has
+        :param total: number of parts of the work
         """
         bar = Bar(
             TextColumn("{task.description}"),
@@ -147,7 +144,7 @@ class Terminal:
 
     @contextmanager
     def reporting(self, *, verbose: bool) -> Iterator[None]:
-        """Turn what ends the command into a line and an exit code.
+        """Turn exceptions into an error line and an exit code.
 
         :param verbose: whether to show tracebacks
         """
@@ -161,23 +158,23 @@ class Terminal:
 
 
 class Progress:
-    """Counts the parts of some work that are done."""
+    """Advances a progress bar."""
 
     def __init__(self, bar: Bar, task: TaskID) -> None:
         self._bar = bar
         self._task = task
 
     def begin(self, text: str) -> None:
-        """Say what is being done."""
+        """Show what is being done."""
         self._bar.update(self._task, description=text)
 
     def advance(self, parts: int = 1) -> None:
-        """Count parts that are done."""
+        """Count finished parts."""
         self._bar.advance(self._task, parts)
 
 
 def usage_line(usage: Usage) -> str:
-    """Say what an answer cost."""
+    """Return an answer's usage and speed as one line."""
     line = (
         f"{usage.completion_tokens} tokens, {usage.avg_compl_tok_per_sec:.1f} tok/s, "
         f"first token after {usage.time_to_first_token_sec:.2f} s"

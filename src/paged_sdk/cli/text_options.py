@@ -1,4 +1,4 @@
-"""Define the options of ``paged-sdk run`` that say what to ask, and how the answer is chosen."""
+"""Defines the options of ``paged-sdk run`` for prompt and sampling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLING = "Sampling"
 
 @frozen(kw_only=True)
 class PromptOptions:
-    """Says what the prompt is, and in which form it is sent."""
+    """Holds the prompt, and how it is sent."""
 
     prompt: Annotated[
         str | None,
@@ -52,7 +52,7 @@ class PromptOptions:
 
 @frozen(kw_only=True)
 class SamplingOptions:
-    """Says how the next token is chosen: greedy, unless any option but ``--max-tokens`` is given."""
+    """Holds the sampling settings. Sampling is greedy unless any option but ``--max-tokens`` is given."""
 
     max_tokens: Annotated[
         int | None,

@@ -1,4 +1,4 @@
-"""Run ``paged-sdk top``: watch a server's figures."""
+"""Runs ``paged-sdk top``: shows a server's live statistics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def top(
 
     It reads the server's /metrics. If stdout is not a terminal, it prints one table.
     """
-    # Imported here, because help does not need them and should appear at once.
+    # Imported late, so that --help is fast.
     from paged_sdk.cli.dashboard import Dashboard
     from paged_sdk.cli.flags import reporting
 

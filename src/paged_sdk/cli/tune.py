@@ -1,4 +1,4 @@
-"""Run ``paged-sdk tune``: measure how a model runs here, and suggest settings."""
+"""Runs ``paged-sdk tune``: measures a model on this machine, and suggests settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tune(
 
     It measures weight types, numbers of threads and KV cache sizes in runs of a second or two each.
     """
-    # Imported here, because help does not need them and should appear at once.
+    # Imported late, so that --help is fast.
     import asyncio
 
     from paged_sdk.cli.flags import exclusive, only, reporting

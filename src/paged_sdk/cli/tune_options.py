@@ -1,4 +1,4 @@
-"""Define the options of ``paged-sdk tune`` that say what the model is for."""
+"""Defines the options of ``paged-sdk tune`` that describe the intended use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ USE = "Intended use"
 
 @frozen(kw_only=True)
 class TuneOptions:
-    """Says what the model is for, and what may be suggested."""
+    """Describes the intended use of the model, and which suggestions are acceptable."""
 
     streams: Annotated[int, typer.Option("--streams", min=1, help="Concurrent texts.", rich_help_panel=USE)] = 4
     context_len: Annotated[

@@ -1,4 +1,4 @@
-"""Try how a model runs best on this machine, as ``paged-sdk tune`` does."""
+"""Finds the best settings of a model on this machine, for ``paged-sdk tune``."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = ["Tuner", "best_threads", "best_type", "numbers_of_threads"]
 
 TYPES: Final = ("Q8_0", "Q6K", "Q4K")
 SMALLER: Final = 0.95
-"""A type is tried where it makes weights smaller than this times what they are: else it can hardly be faster."""
+"""A type is tried only if it reduces the weights to less than this fraction: otherwise it can hardly be faster."""
 
 ALIKE: Final = 1.03
-"""Times that differ by less than this are alike: runs of a second differ by as much from one to the next."""
+"""Ratio up to which durations count as equal: runs of a second vary by as much."""
 
 SECONDS: Final = 1.0
-"""What a run takes, about."""
+"""Approximate duration of a run."""
 
 USUAL_CONTEXT: Final = 4096
 PROMPT: Final = 128
@@ -43,11 +43,11 @@ DEPTH: Final = 16
 
 
 class Tuner:
-    """Measures a model under several settings.
+    """Measures a model with several settings.
 
     :param location: the model; None: the embedded one
-    :param given: its options; what they say stays as it is
-    :param options: what it is for
+    :param given: the user's options of the model, which are not changed
+    :param options: the intended use
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Tuner:
         self._refused: dict[str, str] = {}
 
     async def run(self) -> Tuning:
-        """Measure, and decide.
+        """Run all trials, and derive suggestions.
 
         :raises typer.BadParameter: options that contradict each other or the model
-        :raises PagedError: the model cannot be loaded, as it is or in any of the types
+        :raises PagedError: the model cannot be loaded with any of the types
         """
         options = self._options
         wanted = [IsqType.parse(each, setting="--try").value for each in options.types] or list(TYPES)
@@ -101,7 +101,7 @@ class Tuner:
             *self._about_type(types, final),
             *self._about_threads(by_threads, final),
             *self._about_memory(model, context_len),
-            Suggestion(name="max_seqs", value=options.streams, why="so many the KV cache has room for; others wait"),
+            Suggestion(name="max_seqs", value=options.streams, why="as many as the KV cache has room for; others wait"),
         ]
         given = {} if self._location is None else {"model_id": self._location}
         defaults = ModelOptions()
@@ -123,7 +123,7 @@ class Tuner:
         )
 
     def _plans(self, types: Sequence[str | None]) -> Iterator[tuple[str | None, MemoryPlan]]:
-        """Return what the model would take, for each type that is worth trying."""
+        """Return the memory plan for each type that is worth trying; store reasons against the others."""
         stored: int | None = None
         for isq in types:
             try:
@@ -153,12 +153,12 @@ class Tuner:
     ) -> Trial:
         """Load the model with some settings, and measure it.
 
-        :param perplexity: known from another trial with the same weights
+        :param perplexity: the perplexity, if known from another trial with the same weights
         """
         streams = self._options.streams
         name = f"{plan.model}, {options.isq or 'as it is'}, {options.num_threads} threads"
         progress.begin(name)
-        # Room for the sample, and for each text beside a prompt.
+        # Room for the sample text, and for a prompt and a generated text per stream.
         paged = PagedOptions(pa_context_len=1024 + 512 * streams) if plan.paged else PagedOptions()
         with self._terminal.loading(name):
             model = await self._builder(options, paged).build()
@@ -205,7 +205,7 @@ class Tuner:
         yield Suggestion(name="num_threads", value=final.num_threads, why=why)
 
     def _about_memory(self, model: ModelOptions, context_len: int) -> Iterator[Suggestion]:
-        """Say what the KV cache should be: in the model's dtype if that has room, else in 8 bits."""
+        """Suggest size and type of the KV cache: the model's dtype if it fits, otherwise 8 bits."""
         streams = self._options.streams
         wanted = streams * context_len
         largest: dict[PagedCacheType, int] = {}
@@ -236,11 +236,11 @@ class Tuner:
 
 
 def best_type(trials: Sequence[Trial], *, max_loss: float) -> Trial:
-    """Return the fastest of those whose perplexity is not much higher than the first one's; of those that are alike,
-    the one with the lowest.
+    """Return the fastest trial whose perplexity is acceptable; among about equally fast ones, that with the lowest
+    perplexity.
 
-    :param trials: in the order from the best weights to the smallest
-    :param max_loss: as a share of the first one's
+    :param trials: trials from the largest weights to the smallest
+    :param max_loss: acceptable increase of perplexity, as a fraction of the first trial's
     """
     good = [each for each in trials if each.perplexity <= trials[0].perplexity * (1 + max_loss)]
     fastest = min(each.chat_seconds for each in good)
@@ -248,11 +248,11 @@ def best_type(trials: Sequence[Trial], *, max_loss: float) -> Trial:
 
 
 def best_threads(trials: Sequence[Trial]) -> Trial:
-    """Return the trial with the fewest threads among those that are alike to the fastest."""
+    """Return the trial with the fewest threads among those that are about as fast as the fastest."""
     fastest = min(each.chat_seconds for each in trials)
     return min((each for each in trials if each.chat_seconds <= fastest * ALIKE), key=lambda each: each.num_threads)
 
 
 def numbers_of_threads(processors: int) -> list[int]:
-    """Return the numbers of threads to try, most first: all, three quarters and half of the processors."""
+    """Return the numbers of threads to try, largest first: all, three quarters and half of the processors."""
     return sorted({processors, max(processors * 3 // 4, 1), max(processors // 2, 1)}, reverse=True)

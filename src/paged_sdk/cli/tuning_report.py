@@ -1,4 +1,4 @@
-"""Hold what ``paged-sdk tune`` has tried and suggests, and write it down."""
+"""Holds the trials and suggestions of ``paged-sdk tune``, and formats them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from paged_sdk.cli.tables import table
 __all__ = ["Suggestion", "Trial", "Tuning", "command_line"]
 
 CHAT_PROMPT, CHAT_ANSWER = 512, 128
-"""Tokens of the chat by whose time settings are compared."""
+"""Tokens of the prompt and the answer of the chat by whose duration settings are compared."""
 
 
 @frozen(kw_only=True)
 class Trial:
-    """Holds how a model did under some settings.
+    """Holds the measurements of a model with some settings.
 
-    :ivar isq: what weights were quantized to while loading; None: nothing
-    :ivar weight_bytes: of the weights, about
-    :ivar perplexity: of a short text
-    :ivar prompt: how fast a prompt is computed
-    :ivar text: how fast texts are generated, at once
+    :ivar isq: type that weights were quantized to while loading; None: not quantized
+    :ivar weight_bytes: approximate size of the weights
+    :ivar perplexity: perplexity of a short text
+    :ivar prompt: prefill speed
+    :ivar text: decode speed of concurrent texts
     """
 
     isq: str | None
@@ -43,12 +43,12 @@ class Trial:
 
     @property
     def chat_seconds(self) -> float:
-        """Return what chats at once would take, each of 512 tokens and an answer of 128."""
+        """Return the estimated seconds of concurrent chats, each with 512 prompt tokens and an answer of 128."""
         streams = self.text.streams
         return streams * (CHAT_PROMPT / self.prompt.median + CHAT_ANSWER / self.text.median)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain data."""
+        """Return the trial as plain data."""
         return asdict(self, recurse=False) | {
             "prompt": self.prompt.to_dict(),
             "text": self.text.to_dict(),
@@ -58,9 +58,10 @@ class Trial:
 
 @frozen(kw_only=True)
 class Suggestion:
-    """Says how to set an option, and why.
+    """Suggests a value for an option.
 
-    :ivar name: the option as Python has it
+    :ivar name: the option's name in Python
+    :ivar why: the reason, for the user
     """
 
     name: str
@@ -70,12 +71,12 @@ class Suggestion:
 
 @frozen(kw_only=True)
 class Tuning:
-    """Holds what was tried, and what is suggested.
+    """Holds all trials and suggestions.
 
-    :ivar given: options that the person gave, by their names
+    :ivar given: options that the user gave, by name
     :ivar types: a trial for each type of weights
-    :ivar refused: why types were not tried, by their names
-    :ivar threads: a trial for each number of threads, with the type that was chosen
+    :ivar refused: reasons why types were not tried, by type
+    :ivar threads: a trial for each number of threads, with the chosen type
     """
 
     model: str
@@ -91,7 +92,7 @@ class Tuning:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return all options of ``serve`` that follow, by their names."""
+        """Return the resulting options of ``serve`` by name: given and suggested."""
         return {**self.given, **{each.name: each.value for each in self.suggestions}}
 
     def to_json(self) -> str:
@@ -116,7 +117,7 @@ class Tuning:
         )
 
     def to_text(self) -> str:
-        """Return everything as lines for people."""
+        """Return everything as readable text."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -145,7 +146,10 @@ SPELLINGS: Final[Mapping[str, str]] = spellings_of_settings(serve)
 
 
 def command_line(settings: Mapping[str, Any]) -> str:
-    """Return the command line that serves a model with these options of ``serve``, by their names."""
+    """Return the command line of ``serve`` with these options.
+
+    :param settings: values by names of options
+    """
     words = ["paged-sdk", "serve"]
     for name, value in settings.items():
         for each in value if isinstance(value, tuple) else (value,):
@@ -154,7 +158,7 @@ def command_line(settings: Mapping[str, Any]) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a value as a person types it, or JSON has it."""
+    """Return a value in the form of a command line and of JSON."""
     if isinstance(value, Enum):
         return value.value
     return str(value) if isinstance(value, Path) else value

@@ -1,4 +1,4 @@
-"""Refuse files in which a key is there twice: readers of JSON and YAML take the last one and say nothing."""
+"""Refuses duplicate keys in files: parsers of JSON and YAML silently take the last one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ __all__ = ["check_unique", "unique"]
 
 
 def check_unique(keys: Sequence[str]) -> None:
-    """Check that no key is there twice.
+    """Check that no key occurs twice.
 
-    :raises ValueError: naming the first that is
+    :raises ValueError: naming the first duplicate
     """
     twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
     if twice is not None:
-        raise ValueError(f"{twice} is there twice")
+        raise ValueError(f"{twice} is given twice")
 
 
 def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON, as the ``object_pairs_hook`` of a reader.
+    """Return the pairs as a dict; for use as ``object_pairs_hook`` of ``json.loads``.
 
-    :raises ValueError: naming a key that is there twice
+    :raises ValueError: naming a duplicate key
     """
     check_unique([key for key, _ in pairs])
     return dict(pairs)

@@ -53,7 +53,7 @@ class EmbeddingRecipe:
     :ivar max_tokens: maximum length of a text in tokens; None: not specified
     :ivar lower_case: whether texts are lower-cased first
     :ivar why_not: what the checkpoint requires that is not supported; None: nothing
-    :ivar ranks: how documents are ranked; None: the model does not rank
+    :ivar ranking: how documents are ranked; None: the model does not rank
     """
 
     pooling: Pooling | None = None
@@ -65,4 +65,4 @@ class EmbeddingRecipe:
     max_tokens: int | None = None
     lower_case: bool = False
     why_not: str | None = None
-    ranks: RankRecipe | None = None
+    ranking: RankRecipe | None = None

@@ -14,6 +14,7 @@ from attrs import field, frozen
 
 from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.config.isq import IsqType
+from paged_sdk.config.launch import Launch
 from paged_sdk.config.memory import LARGEST, MemoryGpuConfig
 from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
 from paged_sdk.config.speculative import MOST_DRAFTS
@@ -21,7 +22,6 @@ from paged_sdk.errors import ConfigError, shown
 
 __all__ = [
     "Environment",
-    "Launch",
     "device_variables",
     "interpreter_variables",
     "nccl_leaves_the_process",
@@ -87,6 +87,7 @@ _DEVICES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "PATH", "H
 # With these on, torch's NCCL watchdog ends this process, rank 0's application included, if another rank ends or is
 # late.
 _NCCL_LEAVES = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
+_MAX_PORT = 65535
 MAX_DIGITS = 18
 """Numbers of up to 18 digits fit into 64 bits; no setting needs more."""
 
@@ -114,29 +115,6 @@ class Environment:
     gamma: int | None = None
     draft_model: str | None = None
     hang_limits: HangLimits = field(factory=HangLimits)
-
-
-@frozen(kw_only=True)
-class Launch:
-    """Describes this process among the ranks of a model that were launched separately.
-
-    :ivar rank: this process's rank
-    :ivar size: number of ranks
-    :ivar local_rank: this process's rank on its machine
-    :ivar local_size: number of ranks on its machine
-    :ivar address: host of the rendezvous store, with ``port``
-    :ivar has_agent: whether torchrun's agent hosts the store; otherwise rank 0 does
-    :ivar attempt: number of restarts; prefixes the store's keys, so that a restart does not read old entries
-    """
-
-    rank: int
-    size: int
-    local_rank: int = 0
-    local_size: int = 1
-    address: str
-    port: int
-    has_agent: bool = False
-    attempt: int = 0
 
 
 def interpreter_variables() -> dict[str, str]:
@@ -221,17 +199,18 @@ def read_launch(variables: Mapping[str, str] | None = None) -> Launch | None:
     if size == 1:
         return None
     local_size = _whole_number(given, LOCAL_WORLD_SIZE, allowed="a number of processes >= 1") or 1
-    local_rank = _whole_number(given, LOCAL_RANK, allowed="a number >= 0", minimum=0) or 0
+    local_rank_allowed = f"a number >= 0 and below {LOCAL_WORLD_SIZE}, {local_size}"
+    local_rank = _whole_number(given, LOCAL_RANK, allowed=local_rank_allowed, minimum=0, maximum=local_size - 1) or 0
     address = given.get(MASTER_ADDR)
     if address is None:
         raise _missing(MASTER_ADDR, f"the first process's address, beside {WORLD_SIZE}")
     return Launch(
-        rank=_below(given, RANK, _needed(given, RANK, "a number >= 0"), size, WORLD_SIZE),
+        rank=_needed(given, RANK, f"a number >= 0 and below {WORLD_SIZE}, {size}", maximum=size - 1),
         size=size,
-        local_rank=_below(given, LOCAL_RANK, local_rank, local_size, LOCAL_WORLD_SIZE),
+        local_rank=local_rank,
         local_size=local_size,
         address=address,
-        port=_below(given, MASTER_PORT, _needed(given, MASTER_PORT, "a port", minimum=1), 65536, "65536"),
+        port=_needed(given, MASTER_PORT, f"a port from 1 to {_MAX_PORT}", minimum=1, maximum=_MAX_PORT),
         has_agent=_switch(given, AGENT_STORE) is True,
         attempt=_whole_number(given, ATTEMPT, allowed="a number >= 0", minimum=0) or 0,
     )
@@ -260,9 +239,11 @@ def _seconds(given: Mapping[str, str], name: str, usual: float | None) -> float 
     return seconds
 
 
-def _needed(given: Mapping[str, str], name: str, allowed: str, *, minimum: int = 0) -> int:
+def _needed(
+    given: Mapping[str, str], name: str, allowed: str, *, minimum: int = 0, maximum: int = 10**MAX_DIGITS
+) -> int:
     """Return the number of a variable that is required once RANK or WORLD_SIZE is set."""
-    number = _whole_number(given, name, allowed=allowed, minimum=minimum)
+    number = _whole_number(given, name, allowed=allowed, minimum=minimum, maximum=maximum)
     if number is None:
         raise _missing(name, f"{allowed}, beside {RANK if name == WORLD_SIZE else WORLD_SIZE}")
     return number
@@ -270,12 +251,6 @@ def _needed(given: Mapping[str, str], name: str, allowed: str, *, minimum: int =
 
 def _missing(name: str, allowed: str) -> ConfigError:
     return ConfigError(f"{name} is not set: expected {allowed}", setting=name, allowed=allowed)
-
-
-def _below(given: Mapping[str, str], name: str, number: int, limit: int, says: str) -> int:
-    if number >= limit:
-        raise ConfigError.of(name, given[name], f"a number below {says}" + ("" if says.isdigit() else f", {limit}"))
-    return number
 
 
 def _switch(given: Mapping[str, str], name: str) -> bool | None:
@@ -359,7 +334,4 @@ def _isq(given: Mapping[str, str]) -> IsqType | None:
 
 
 def _gamma(given: Mapping[str, str]) -> int | None:
-    gamma = _whole_number(given, GAMMA, allowed=f"a number of tokens from 1 to {MOST_DRAFTS}")
-    if gamma is not None and gamma > MOST_DRAFTS:
-        raise ConfigError.of(GAMMA, given[GAMMA], f"a number of tokens from 1 to {MOST_DRAFTS}")
-    return gamma
+    return _whole_number(given, GAMMA, allowed=f"a number of tokens from 1 to {MOST_DRAFTS}", maximum=MOST_DRAFTS)

@@ -1,1 +1,1 @@
-"""The engine joins the scheduler to the runner in one ``step()``, and tells listeners of new tokens."""
+"""Joins the scheduler to the runner in one ``step()``, and sends new tokens to listeners."""

@@ -1,4 +1,4 @@
-"""Runs one step of inference after the other; each schedules, submits, updates and publishes."""
+"""Runs inference steps: each schedules a batch, submits it, updates sequences and publishes output."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _log = get_logger(__name__)
 
 @frozen(eq=False)
 class _Submitted:
-    """Holds a step that was submitted to the runner and whose results are not all taken in.
+    """Holds a step that was submitted to the runner and whose results are not all processed.
 
     :ivar at: when its preparation began, in seconds of the monotonic clock
-    :ivar drafting_seconds: how long it took to make its drafts
-    :ivar late_rows: indices of the rows to take in when the device is done; None: all rows
-    :ivar num_early_tokens: how many tokens the rows that were taken in early have got
+    :ivar drafting_seconds: how long making its drafts took
+    :ivar late_rows: indices of the rows to process when the device is done; None: all rows
+    :ivar num_early_tokens: the number of tokens of the rows that were processed early
     """
 
     output: SchedulerOutput
@@ -52,11 +52,11 @@ class Engine:
     """Joins the scheduler to the runner. Not thread-safe: one thread, the worker's, calls it.
 
     :param scheduler: decides what each step computes
-    :param kv: the scheduler's KV memory
+    :param kv: the scheduler's KV manager
     :param runner: computes the steps
-    :param tokenizer: makes the text in which stop strings are looked for
-    :param proposer: guesses tokens for the runner to verify; None: every step gives each text one token
-    :param images: has the images of prompts encoded, as the scheduler asks for them; None: there are none
+    :param tokenizer: detokenizes the text in which stop strings are searched
+    :param proposer: proposes draft tokens for the runner to verify; None: no speculative decoding
+    :param images: the queue in which images of prompts are encoded; None: the model takes no images
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Engine:
         self._under_way: _Submitted | None = None
         self._computes_nothing = False
         self._last_end = 0.0
-        self._begun_anew: set[int] = set()  # sequences of steps for which there was no memory
+        self._recomputed: set[int] = set()  # ids of sequences whose step ran out of memory once
         self._retired_adapters: set[int] = set()
         self._retiring_adapters: dict[int, Callable[[], object]] = {}
 
@@ -90,11 +90,11 @@ class Engine:
 
     @property
     def is_stalled(self) -> bool:
-        """Say whether all requests await images, and the last step found nothing to compute."""
+        """Tell whether all requests await images, and the last step had nothing to compute."""
         return self._computes_nothing and self._scheduler.is_stalled
 
-    def when_something_comes(self, callback: Callable[[], object]) -> None:
-        """Have ``callback`` called, from another thread, whenever something has come that requests wait for."""
+    def on_images_ready(self, callback: Callable[[], object]) -> None:
+        """Set a callback, which another thread calls whenever an image that requests wait for is encoded."""
         if self._images is not None:
             self._images.on_ready = callback
 
@@ -102,7 +102,7 @@ class Engine:
         """Queue a request.
 
         :param listener: receives the request's output
-        :param outbox: collects that output in each step; whoever steps the engine delivers it
+        :param outbox: collects that output in each step; the engine's caller delivers it
         :raises QueueFullError: too many requests are waiting
         :raises InvalidRequestError: its adapter has been unloaded since it was prepared
         """
@@ -112,18 +112,18 @@ class Engine:
         root = Sequence(self._next_seq_id, request)
         state = self._output.begin(root, listener, outbox)
         self._scheduler.add(root)
-        # Nothing below can fail: either all parts know of the request or none.
+        # Nothing below raises, so either both the scheduler and the output know the request, or neither.
         self._next_seq_id += request.num_choices
         self._output.add(state)
 
     def abort(self, request_id: str) -> None:
-        """End a request with "canceled" and give its KV back; nothing happens if it has ended already."""
+        """End a request with "canceled" and free its KV; no effect if it has ended already."""
         for sequence in self._output.cancel(request_id, time.monotonic()):
             self._scheduler.finish(sequence, "canceled")
         self._let_adapters_go()
 
     def retire_adapter(self, number: int, on_idle: Callable[[], object]) -> None:
-        """Refuse new requests of an adapter, and call ``on_idle`` once when none goes through it any more, or when the
+        """Refuse new requests with an adapter, and call ``on_idle`` once, when no unfinished request uses it or the
         engine is closed.
         """
         self._retired_adapters.add(number)
@@ -133,9 +133,9 @@ class Engine:
     def step(self) -> None:
         """Submit one batch, and put the results of finished batches into the outboxes of their requests.
 
-        Where steps overlap on the device, this call leaves one batch under way: the next call prepares and submits its
-        successor before it waits for it, so that the device never waits for Python. Texts whose tokens the host samples
-        meanwhile are not in the successor.
+        If steps overlap on the device, this call leaves one batch in flight: the next call prepares and submits the
+        successor before it waits for that batch, so that the device never waits for Python. Sequences whose tokens the
+        host samples meanwhile are not in the successor.
         """
         start = time.monotonic()
         drafting_seconds = 0.0
@@ -145,9 +145,9 @@ class Engine:
         output = self._scheduler.schedule()
         if self._proposer is not None:
             self._proposer.forget(output.finished_seq_ids)
-        if self._begun_anew:
-            self._begun_anew.difference_update(output.finished_seq_ids)
-        for sequence in output.dropped:  # outgrew the whole pool by itself; its text so far stays
+        if self._recomputed:
+            self._recomputed.difference_update(output.finished_seq_ids)
+        for sequence in output.dropped:  # a lone sequence outgrew the pool; its text is kept
             self._output.end(sequence, "length", start)
         earlier, self._under_way = self._under_way, None
         if output.scheduled:
@@ -156,7 +156,7 @@ class Engine:
             except StepMemoryError as error:
                 if earlier is not None:
                     self._take_in(earlier)
-                self._begin_anew(output, error)
+                self._recompute(output, error)
                 return
             self._under_way = _Submitted(output, step, start, drafting_seconds)
             self._scheduler.withhold(output, step.withheld_rows)
@@ -171,19 +171,18 @@ class Engine:
                 self._under_way = self._take_in_early(self._under_way)
         self._let_adapters_go()
 
-    def _begin_anew(self, output: SchedulerOutput, error: StepMemoryError) -> None:
-        """Go on after a step for which there was no memory: its sequences are tried once more, and their requests
-        end if that fails.
+    def _recompute(self, output: SchedulerOutput, error: StepMemoryError) -> None:
+        """Recover from a step that ran out of memory: retry its sequences once, and end their requests if that fails.
 
-        All sequences wait and compute their KV anew, so that the memory of the steps is needed bit by bit.
+        All sequences are preempted and recompute their KV, so that the steps' need of memory grows gradually.
         """
-        _log.warning("%s (%r): its requests begin anew", error, error.__cause__)
+        _log.warning("%s (%r): its sequences are recomputed", error, error.__cause__)
         for row in output.scheduled:
             sequence, request_id = row.sequence, row.sequence.request.request_id
             if not row.is_current:
                 continue
-            if sequence.seq_id not in self._begun_anew:
-                self._begun_anew.add(sequence.seq_id)
+            if sequence.seq_id not in self._recomputed:
+                self._recomputed.add(sequence.seq_id)
                 continue
             failure = RequestFailedError(f"request {request_id} failed: {error}", request_id=request_id)
             failure.__cause__ = error.__cause__
@@ -197,28 +196,28 @@ class Engine:
             self._retiring_adapters.pop(number)()
 
     def _draft(self, proposer: Proposer) -> None:
-        """Ask the proposer for drafts that follow the sequences that only decode."""
+        """Ask the proposer for drafts for the sequences that are decoding."""
         sequences = self._scheduler.decoding
         if sequences:
             try:
                 for sequence, drafts in zip(sequences, proposer.propose(sequences), strict=True):
                     sequence.draft_token_ids = drafts
             except Exception:
-                _log.exception("the proposer of drafts failed: texts go on without drafts")
+                _log.exception("the draft proposer failed: generation continues without drafts")
                 self._proposer = None
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix; live sequences keep their KV."""
+        """Empty the prefix cache; live sequences keep their KV."""
         self._kv.reset_prefix_cache()
         if self._proposer is not None:
             self._proposer.reset()
 
     def requantize(self, isq: IsqType, check_cancelled: Callable[[], None]) -> None:
-        """Hold the weights in another type. There must be no requests: their KV comes from the old weights.
+        """Requantize the weights. There must be no requests: their KV comes from the old weights.
 
-        :param check_cancelled: called from time to time; what it raises ends the work, and with it the engine
-        :raises EngineDeadError: the weights are neither as they were nor as they were to be
-        :raises ModelLoadError: they are as they were
+        :param check_cancelled: called from time to time; an exception that it raises ends the work and the engine
+        :raises EngineDeadError: requantizing failed, and the old weights could not be restored
+        :raises ModelLoadError: requantizing failed, and the old weights are in use
         """
         assert not self.has_work, "KV of requests would be that of other weights"
         self.reset_prefix_cache()
@@ -251,7 +250,7 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Free the tensors and close the files; the engine cannot be used afterwards."""
+        """Free the tensors and close the files; the engine is unusable afterwards."""
         self._proposer = self._under_way = None
         self._runner.close()
         while self._retiring_adapters:
@@ -265,14 +264,14 @@ class Engine:
             num_tokens = self._update(output, result, now)
         else:
             num_tokens = self._update(output.part(rows), result.part(rows), now) + submitted.num_early_tokens
-        # Where two steps overlap, the time that they share is counted once.
+        # If two steps overlap, their common time is counted once.
         start, self._last_end = max(submitted.at, self._last_end), now
         self._count(output, num_tokens, start, now, submitted.drafting_seconds)
 
     def _take_in_early(self, submitted: _Submitted) -> _Submitted:
         """Publish the rows of a step whose results are known before the device is done.
 
-        :returns: the same step with the remaining rows
+        :returns: the step with the remaining rows
         """
         early, step, output = submitted.step.early_rows, submitted.step, submitted.output
         num_tokens = self._update(output.part(early), step.early_result().part(early), time.monotonic())
@@ -280,27 +279,29 @@ class Engine:
         return evolve(submitted, late_rows=late, num_early_tokens=num_tokens)
 
     def _update(self, output: SchedulerOutput, result: RunnerOutput, now: float) -> int:
-        """Give the tokens of finished rows to their sequences and to the listeners.
+        """Append the tokens of finished rows to their sequences and send them to the listeners.
 
-        :returns: how many tokens there were
+        :returns: the number of tokens
         """
         self._end_failed(output, result)
         new_tokens = self._scheduler.update(output, result.token_ids, result.forced)
         for sequence in self._output.process(new_tokens, output, result, now):
-            self._scheduler.finish(sequence, "stop")  # the scheduler does not know stop strings
+            self._scheduler.finish(sequence, "stop")  # the scheduler does not check stop strings
         return new_tokens.num_tokens
 
     def _end_failed(self, output: SchedulerOutput, result: RunnerOutput) -> None:
-        """End the requests whose rows failed, such as those with non-finite logits; other requests are not touched, nor
-        later ones that begin alike: a NaN of one token gets into the KV of tokens before it, as attention gives it a
-        weight of 0, which it makes NaN.
+        """End the requests whose rows failed, such as those with non-finite logits; other requests continue.
+
+        After non-finite logits, the sequence's KV is also removed from the prefix cache, which protects later requests
+        with the same prefix. The KV of tokens before the NaN is affected, too: attention multiplies the masked value by
+        a weight of 0, and 0 * NaN is NaN.
         """
         for row, error in result.failed.items():
-            if not output.scheduled[row].is_current:  # scheduled before its text was known to have ended
+            if not output.scheduled[row].is_current:  # scheduled before the sequence's end was known
                 continue
             for sequence in self._output.fail(output.scheduled[row].sequence.request.request_id, error):
                 if isinstance(error, NumericalError):
-                    self._kv.forget(sequence.table, sequence.token_ids)
+                    self._kv.forget(sequence.table)
                 self._scheduler.finish(sequence, "canceled")
 
     def _count(

@@ -16,14 +16,14 @@ __all__ = ["Listener", "Outbox", "RequestEvent"]
 
 @frozen(kw_only=True)
 class RequestEvent:
-    """Tells a listener what happened to its request, apart from new tokens.
+    """Tells a listener of an event of its request other than new tokens.
 
     :ivar index: the choice that ``logprobs`` and ``finish_reason`` belong to
     :ivar logprobs: logprobs of the tokens of this step
     :ivar finish_reason: why the choice has ended; no more tokens follow
     :ivar prompt_logprobs: logprobs of every prompt token but the first, if asked for; sent with the first token
-    :ivar start: what is known of the request's start; sent with the first token
-    :ivar reading: what was read off the prompt, if that was asked for; sent with the last event
+    :ivar start: token counts and times of the request's start; sent with the first token
+    :ivar reading: the result read from the prompt (embedding, rank or scores), if requested; sent with the last event
     :ivar usage: set in the request's last event, unless that is an error
     :ivar error: the error that the request ends with
     """
@@ -55,15 +55,15 @@ class Listener(Protocol):
         ...
 
     def fail(self, error: Exception) -> None:
-        """End the request with an exception that one of the other two methods has raised."""
+        """End the request with an exception that one of the other two methods raised."""
         ...
 
 
 class Outbox:
     """Collects the output of a step for a group of listeners, to be delivered on their thread.
 
-    Nearly all of it is one token per text. Tokens lie in three parallel lists: for a step of 256 sequences, one object
-    per token took 0.8 ms, and the garbage collections that so many objects set off took as long again.
+    Nearly all output is one token per sequence, in three parallel lists: for a step of 256 sequences, one object per
+    token took 0.8 ms, and the garbage collections that they triggered as long again.
 
     :ivar listeners: the listener of each list of tokens
     :ivar indices: the choice that each list of tokens belongs to
@@ -92,8 +92,8 @@ class Outbox:
         return taken
 
     def deliver(self) -> None:
-        """Call the listeners with all tokens and events; to be called on their thread. A listener that raises fails
-        alone."""
+        """Pass all tokens and events to the listeners; to be called on their thread. An exception of a listener ends
+        only its own request."""
         for listener, index, token_ids in zip(self.listeners, self.indices, self.token_ids, strict=True):
             try:
                 listener.add_tokens(index, token_ids)

@@ -1,4 +1,4 @@
-"""Counts what an engine has done since its start, and computes its recent rates."""
+"""Counts an engine's steps and tokens since its start, and computes recent rates."""
 
 from __future__ import annotations
 

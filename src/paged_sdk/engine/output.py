@@ -23,38 +23,38 @@ class OutputProcessor:
     """Keeps the unfinished requests and sends their output to the listeners.
 
     Listeners get tokens and detokenize them on their own threads; only requests with stop strings are detokenized
-    here. This class ends choices (it sets ``finish_reason``), but never sequences: only the scheduler ends those, so
-    methods return the sequences that are to end.
+    here. This class ends choices (it sets ``finish_reason``), but only the scheduler ends sequences, so methods return
+    the sequences to end.
 
-    :param tokenizer: makes the text in which stop strings are looked for
-    :ivar num_forced: how many tokens of all texts their constraints left no choice in
+    :param tokenizer: detokenizes the text in which stop strings are searched
+    :ivar num_forced: how many tokens, of all requests, were forced by constraints
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.num_forced: int = 0
         self._tokenizer = tokenizer
         self._requests: dict[str, RequestState] = {}
-        self._choices: dict[int, ChoiceState] = {}  # keyed by the id of their sequence
+        self._choices: dict[int, ChoiceState] = {}  # by sequence id
 
     @property
     def has_requests(self) -> bool:
         return bool(self._requests)
 
     def uses_adapter(self, number: int) -> bool:
-        """Return whether an unfinished request goes through an adapter."""
+        """Return whether an unfinished request uses an adapter."""
         adapters = (state.request.adapter for state in self._requests.values())
         return any(adapter is not None and adapter.number == number for adapter in adapters)
 
     def begin(self, root: Sequence, listener: Listener, outbox: Outbox) -> RequestState:
-        """Make the state of a request, which :meth:`add` takes.
+        """Make the state of a request, to be passed to :meth:`add`.
 
-        :param root: the sequence of its first choice; the other choices have the ids that follow
+        :param root: the sequence of the first choice; the other choices' sequences have the following ids
         :param outbox: collects output for the listener
         """
         return RequestState(root, listener, outbox, self._tokenizer)
 
     def add(self, state: RequestState) -> None:
-        """Start to track a request."""
+        """Start tracking a request."""
         self._requests[state.request.request_id] = state
         self._choices.update(zip(count(state.root.seq_id), state.choices, strict=False))
 
@@ -66,7 +66,7 @@ class OutputProcessor:
         :param new_tokens: the sampled tokens that the scheduler added to sequences
         :param output: the step that was executed, whose rows ``new_tokens`` and the logprobs refer to
         :param now: the time, in seconds of the monotonic clock
-        :returns: the sequences that are to end: a stop string was found, or their request has failed
+        :returns: the sequences to end: a stop string was found, or their request has failed
         """
         for row, entries in result.prompt_logprobs.items():
             owner = self._requests.get(output.scheduled[row].sequence.request.request_id)
@@ -134,9 +134,9 @@ class OutputProcessor:
         return owner.sequences
 
     def _guarded(self, request_id: str, ended: list[Sequence]) -> RequestGuard:
-        """Have an exception end the request with an error.
+        """Return a guard that ends the request with an error if its block raises.
 
-        :param ended: gets the request's sequences then
+        :param ended: receives the request's sequences in that case
         """
         return RequestGuard(request_id, lambda error: ended.extend(self.fail(request_id, error)))
 

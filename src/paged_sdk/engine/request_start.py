@@ -1,4 +1,4 @@
-"""Work out what a request has used of time and tokens."""
+"""Compute the token counts and times of a request's usage."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ __all__ = ["RequestStart"]
 
 @frozen(kw_only=True)
 class RequestStart:
-    """Holds what is known of a request when its first token comes, or earlier. Times are in seconds of the monotonic
-    clock.
+    """Holds a request's token counts and times up to its first token. Times are in seconds of the monotonic clock.
 
-    :ivar arrival: when it was submitted
-    :ivar scheduled_at: when it first ran; None: it is not known to have run
-    :ivar first_token_at: when its first token came; None before
-    :ivar cached_tokens: how many of the prompt's tokens had their KV in the prefix cache
+    :ivar arrival: when the request was submitted
+    :ivar scheduled_at: when the request was first scheduled; None: unknown, or not yet
+    :ivar first_token_at: when its first token came; None: not yet
+    :ivar cached_tokens: how many tokens of the prompt had their KV in the prefix cache
     """
 
     prompt_tokens: int
@@ -31,7 +30,7 @@ class RequestStart:
 
     @classmethod
     def joined(cls, starts: Sequence[RequestStart]) -> RequestStart:
-        """Return what is known of several requests that are one for their caller."""
+        """Combine the values of several requests that are a single request for the caller."""
         return cls(
             prompt_tokens=sum(start.prompt_tokens for start in starts),
             num_choices=sum(start.num_choices for start in starts),
@@ -42,9 +41,9 @@ class RequestStart:
         )
 
     def usage(self, completion_tokens: int, now: float) -> Usage:
-        """Return what the request has used up to ``now``.
+        """Return the request's usage up to ``now``.
 
-        :param completion_tokens: how many tokens its texts have by then
+        :param completion_tokens: the number of tokens of all choices by then
         """
         prompt, completion = self.prompt_tokens, completion_tokens
         scheduled = now if self.scheduled_at is None else self.scheduled_at
@@ -55,7 +54,7 @@ class RequestStart:
             total_tokens=prompt + completion,
             avg_tok_per_sec=_rate(prompt + completion, now - scheduled),
             avg_prompt_tok_per_sec=_rate(prompt, first - scheduled),
-            # The first token of each choice comes out of the prompt's last step.
+            # The last prefill step yields the first token of each choice.
             avg_compl_tok_per_sec=_rate(completion - self.num_choices, now - first),
             total_time_sec=now - self.arrival,
             total_prompt_time_sec=first - scheduled,

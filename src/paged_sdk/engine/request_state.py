@@ -22,10 +22,10 @@ class ChoiceState:
 
     :ivar sequence: the sequence with its tokens; None until the prompt is computed, for every choice but the first
     :ivar finish_reason: why it has ended; None before
-    :ivar text: the text in which stop strings are looked for; None if the request has no stop strings
+    :ivar text: the text in which stop strings are searched; None if the request has no stop strings
     :ivar is_plain: whether it has begun and, until it ends, sends nothing but tokens
     :ivar num_unwanted: how many tokens of its sequence come after a stop string
-    :ivar num_forced: how many of its tokens its constraint left no choice in
+    :ivar num_forced: how many of its tokens were forced by its constraint
     """
 
     __slots__ = (
@@ -53,18 +53,18 @@ class ChoiceState:
 
     @property
     def num_tokens(self) -> int:
-        """Return how many tokens its text has, the one that ended it included."""
+        """Return the number of tokens of its text, including the token that ended it."""
         return 0 if self.sequence is None else self.sequence.num_output_tokens - self.num_unwanted
 
     def post(self, token_ids: list[int]) -> None:
-        """Put more tokens for the listener into the outbox."""
+        """Put new tokens for the listener into the outbox."""
         outbox = self.outbox
         outbox.listeners.append(self.listener)
         outbox.indices.append(self.index)
         outbox.token_ids.append(token_ids)
 
     def end(self, reason: FinishReason) -> None:
-        """Take no more tokens. A stop string may be found only now that no text can follow."""
+        """End the choice. Flushing the held-back text may still find a stop string."""
         if self.text is not None and not self.text.is_stopped:
             self.text.flush()
         self.finish_reason = "stop" if self.text is not None and self.text.is_stopped else reason
@@ -75,7 +75,7 @@ class RequestState:
     """Keeps the state of a request and of its choices.
 
     :ivar prompt_logprobs: logprobs of the prompt tokens computed so far
-    :ivar prediction: how much of what was predicted has come; None: nothing was predicted
+    :ivar prediction: counts the tokens of the text that the request's prediction had; None: it has no prediction
     :ivar first_token_at: when the first token came, in seconds of the monotonic clock; None before
     """
 
@@ -107,7 +107,7 @@ class RequestState:
 
     @property
     def start(self) -> RequestStart:
-        """Return what is known of the request's start."""
+        """Return the token counts and times of the request's start."""
         return RequestStart(
             prompt_tokens=len(self.request.prompt_token_ids),
             num_choices=len(self.choices),
@@ -130,7 +130,7 @@ class RequestState:
         return text
 
     def usage(self, now: float) -> Usage:
-        """Return the tokens and times that the request has used up to ``now`` (seconds of the monotonic clock)."""
+        """Return the request's usage up to ``now`` (seconds of the monotonic clock)."""
         usage = self.start.usage(sum(choice.num_tokens for choice in self.choices), now)
         prediction = self.prediction
         if prediction is None and self.request.grammar is None:

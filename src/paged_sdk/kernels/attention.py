@@ -1,4 +1,4 @@
-"""Attends causally over keys and values that lie side by side, as the torch reference of every attention kernel.
+"""Computes causal attention over contiguous keys and values, as the torch reference of every attention kernel.
 
 Grouped-query attention folds the query heads that share a KV head into rows of one matrix product: ``[KV heads, rows,
 head_dim]``. With one query row per head, torch's own ``enable_gqa`` takes 5 to 15 times as long on a CPU.
@@ -16,8 +16,9 @@ from paged_sdk.kernels.attention_inputs import ScoreOptions
 
 __all__ = ["decode_attention", "masked_attention", "prefill_attention"]
 
-# Queries are taken in tiles. 128 rows are within 10 % of the fastest tile at 512 to 4,096 keys on two cores; over long
-# contexts tiles shrink to keep one tile's scores, where they exist at all, within 2**25 elements (128 MB in float32).
+# Queries are processed in tiles. 128 rows are within 10 % of the fastest tile at 512 to 4,096 keys on two cores. Over
+# long contexts tiles shrink, so that the scores of a tile, if materialized, are at most 2**25 elements (128 MB in
+# float32).
 _MAX_TILE: Final = 128
 _MIN_TILE: Final = 16
 _MAX_SCORES: Final = 2**25
@@ -27,9 +28,9 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     """Attend with one query token per sequence.
 
     :param query: ``[batch, num_heads, head_dim]``
-    :param key: ``[batch, length, num_kv_heads, head_dim]``; ``value`` likewise. What is masked must still be finite.
+    :param key: ``[batch, length, num_kv_heads, head_dim]``; ``value`` likewise. Masked keys and values must be finite
     :param mask: ``[batch, length]`` bool, True where a key is seen; None: every key is seen
-    :param scores: scale, softcap, slopes and sinks; the mask leaves out keys beyond the window
+    :param scores: scale, softcap, slopes and sinks; its window is not applied, the mask must exclude keys before it
     :returns: ``[batch, num_heads, head_dim]``, contiguous
     """
     groups = torch.unflatten(query, 1, (key.shape[2], -1))
@@ -39,7 +40,7 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     )
     bias = None
     if slopes is not None:
-        # From the row's last key, which is the query's own.
+        # Distances are from the row's last key, which is the query's own.
         position = torch.arange(key.shape[1], device=key.device).expand(len(key), -1)
         last = position.amax(1) if mask is None else position.where(mask, 0).amax(1)
         bias = slopes * (position - last[:, None])[:, None, None]
@@ -51,14 +52,14 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 def prefill_attention(
     query: Tensor, key: Tensor, value: Tensor, scores: ScoreOptions, blocks: Tensor | None = None
 ) -> Tensor:
-    """Attend with some consecutive query tokens of one sequence, causally unless ``scores`` says otherwise. Memory is
-    linear in both lengths.
+    """Attend with consecutive query tokens of one sequence, causally unless ``scores`` says otherwise. Memory is linear
+    in both lengths.
 
     :param query: ``[num_tokens, num_heads, head_dim]``
     :param key: ``[length, num_kv_heads, head_dim]``, of which the last ``num_tokens`` are the queries' own; ``value``
         likewise
-    :param blocks: ``[length]`` int64: keys of one number from 0 on are seen by all queries among them, later ones too,
-        as far as no window leaves them behind; below 0: of none
+    :param blocks: ``[length]`` int64: the bidirectional block of each key, such as an image; negative: none. A query
+        sees all keys of its own block, later ones included, except those before its window
     :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
     """
     window = scores.window
@@ -77,10 +78,10 @@ def prefill_attention(
         end = length - num_tokens + last
         begin = 0 if window is None else max(0, length - num_tokens + first + 1 - window)
         queries = slice(length - num_tokens + first, end)
-        if blocks is not None or scores.both_ways:
+        if blocks is not None or scores.bidirectional:
             end = length
         own, keys = position[queries, None], position[begin:end]
-        mask = keys < own + (length if window is None else window) if scores.both_ways else keys <= own
+        mask = keys < own + (length if window is None else window) if scores.bidirectional else keys <= own
         if blocks is not None:
             mask |= (blocks[queries, None] == blocks[begin:]) & (blocks[begin:] >= 0)
         if window is not None:
@@ -109,13 +110,13 @@ def masked_attention(
     mask: Tensor,
     scores: ScoreOptions,
 ) -> Tensor:
-    """Attend within one sequence where a mask, instead of causality, says which keys a query sees.
+    """Attend within one sequence, with a mask instead of causality.
 
     :param query: ``[num_tokens, num_heads, head_dim]``
     :param key: ``[length, num_kv_heads, head_dim]``; the queries are at the last positions; ``value`` likewise
     :param mask: ``[1 or num_heads, num_tokens, length]`` bool, True where a key is seen, or floating point, added to
         the scores. The output of a query that sees no key is zero
-    :param scores: keys beyond its window are not seen, whatever the mask says; its sinks must be None
+    :param scores: its window is applied in addition to the mask; its sinks must be None
     :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
     """
     assert scores.sinks is None, "masks do not go with sinks"
@@ -157,9 +158,9 @@ def _attend(
 ) -> Tensor:
     """Attend with queries ``[batch, KV heads, rows, head_dim]`` over keys ``[batch, KV heads, length, head_dim]``.
 
-    :param mask: bool, True where a key is seen; broadcasts to the scores, ``[batch, KV heads, rows, length]``
-    :param bias: added to the scores, to which it broadcasts
-    :param sinks: ``[KV heads, rows, 1]``, one more logit per row
+    :param mask: bool, True where a key is seen; broadcast to the scores, ``[batch, KV heads, rows, length]``
+    :param bias: added to the scores; broadcast likewise
+    :param sinks: ``[KV heads, rows, 1]``: an extra logit per row
     """
     scale, softcap = options.scale, options.softcap
     if softcap is None and bias is None and sinks is None:

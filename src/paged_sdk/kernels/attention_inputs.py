@@ -1,6 +1,6 @@
-"""Holds the inputs of paged attention beside its queries: a layer's pages, a batch's rows and the score options.
+"""Holds the inputs of paged attention other than queries: a layer's pages, a batch's rows and the score options.
 
-The public functions take tensors one by one, as torch.library wants them; the code behind them takes these values.
+The public functions take separate tensors, as torch.library requires; the code behind them takes these values.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from torch import Tensor
 from paged_sdk.kernels.checks import check_pages, check_score_options
 from paged_sdk.kernels.key_offsets import check_key_offsets
 
-__all__ = ["LayerCache", "PagedRows", "Products", "ScoreOptions"]
+__all__ = ["LayerCache", "PagedRows", "Precision", "ScoreOptions"]
 
 
-class Products(IntEnum):
-    """Names what attention on the CPU may multiply. Fewer bits are used where the processor is faster with them; sums
-    are exact or float32 in any case.
+class Precision(IntEnum):
+    """Names the lowest precision in which attention on the CPU may multiply. It is used where the CPU is faster with
+    it. Sums are always exact or float32.
     """
 
     FLOAT32 = 0
-    """Float32 numbers for every token."""
+    """Float32 for all tokens."""
 
     BFLOAT16 = 1
-    """Queries, keys, weights and values that are rounded to bfloat16: twice as fast on AVX-512 with BF16. On AVX2,
-    codes of 16 bits for many tokens of a sequence, which are closer, and some 1.5 times as fast.
+    """Queries, keys, weights and values rounded to bfloat16: twice as fast on AVX-512 with BF16. On AVX2, 16-bit codes
+    for many tokens of a sequence: more accurate than bfloat16, and some 1.5 times as fast as float32.
     """
 
     INT8 = 2
-    """Codes of 8 bits, with a scale for each vector, for many tokens of a sequence: four times as fast on AVX-512 with
-    VNNI. For few tokens, bfloat16. On AVX2, and where there is a matrix unit (AMX), as :attr:`BFLOAT16`.
+    """8-bit codes with one scale per vector, for many tokens of a sequence: four times as fast on AVX-512 with VNNI.
+    For few tokens, bfloat16. On AVX2, and on CPUs with AMX, the same as :attr:`BFLOAT16`.
     """
 
 
@@ -43,9 +43,9 @@ class LayerCache:
     :ivar value: likewise
     :ivar k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, of an f8e4m3 cache only
     :ivar v_scale: likewise
-    :ivar key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of an f8e4m3 cache only: what was subtracted
-        from the keys before they were stored (:mod:`paged_sdk.kernels.key_offsets`), at least as far as the longest
-        context; None: nothing
+    :ivar key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of an f8e4m3 cache only: the offsets subtracted
+        from keys before storing (:mod:`paged_sdk.kernels.key_offsets`), covering at least the longest context; None: no
+        offsets
     :raises ConfigError: shapes, dtypes, strides or devices do not fit each other
     """
 
@@ -61,36 +61,36 @@ class LayerCache:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Return the tensors whose first dimension is the block: pages and their scales."""
+        """Return the pages and their scales: the tensors whose first dimension is the block."""
         return [each for each in (self.key, self.value, self.k_scale, self.v_scale) if each is not None]
 
     @property
     def block_size(self) -> int:
-        """Return how many tokens a block holds."""
+        """Return the number of tokens per block."""
         return self.key.shape[1]
 
     @property
     def num_kv_heads(self) -> int:
-        """Return how many heads keys and values have."""
+        """Return the number of KV heads."""
         return self.key.shape[2]
 
     @property
     def quantized(self) -> bool:
-        """Say whether keys and values are f8e4m3, with scales."""
+        """Return whether keys and values are f8e4m3, with scales."""
         return self.k_scale is not None
 
 
 @frozen(eq=False, kw_only=True)
 class PagedRows:
-    """Describes a batch of rows, each of which is some consecutive tokens of a sequence.
+    """Describes a batch of rows, each of consecutive tokens of one sequence.
 
-    :func:`~paged_sdk.kernels.paged_attention.paged_attention` says which keys each token sees.
+    :func:`~paged_sdk.kernels.paged_attention.paged_attention` defines which keys each token sees.
 
     :ivar block_tables: ``[num_rows, max_blocks]`` int32
-    :ivar context_lens: ``[num_rows]`` int32: keys of each row, its own query tokens included
+    :ivar context_lens: ``[num_rows]`` int32: number of keys of each row, its own query tokens included
     :ivar cu_seqlens_q: ``[num_rows + 1]`` int32: row r has the query tokens ``cu_seqlens_q[r]:cu_seqlens_q[r + 1]``
-    :ivar max_seqlen_q: at least the most query tokens of a row
-    :ivar max_context_len: at least the largest context length; None: what the block tables hold
+    :ivar max_seqlen_q: upper bound of the query tokens per row
+    :ivar max_context_len: upper bound of the context lengths; None: the capacity of the block tables
     """
 
     block_tables: Tensor
@@ -100,24 +100,24 @@ class PagedRows:
     max_context_len: int | None
 
     def longest(self, block_size: int) -> int:
-        """Return an upper bound of the context lengths, given how many tokens a block holds."""
+        """Return an upper bound of the context lengths, given the number of tokens per block."""
         return self.block_tables.shape[1] * block_size if self.max_context_len is None else self.max_context_len
 
 
 @frozen(eq=False, kw_only=True)
 class ScoreOptions:
-    """Says how a query's scores are computed, and which keys have one.
+    """Describes how attention scores are computed, and which keys a query sees.
 
     :ivar scale: multiplies the scores
-    :ivar window: keys that a query sees, its own included; None: all
-    :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay
+    :ivar window: number of keys that a query sees, its own included; None: all
+    :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: no cap
     :ivar alibi_slopes: ``[num_heads]`` float32: adds ``slope * (key position - query position)`` to the scores, after
         the cap (Press et al., 2021, arXiv 2108.12409)
-    :ivar sinks: ``[num_heads]`` float32: one more logit in each head's softmax, which has no value (Xiao et al., 2023,
-        arXiv 2309.17453, as learned numbers); neither scaled nor capped
-    :ivar both_ways: whether a query sees later keys too, a window's worth of them; of torch's attention over prompts
-        alone
-    :raises ConfigError: one of the numbers cannot be used
+    :ivar sinks: ``[num_heads]`` float32: an extra logit without a value in each head's softmax (attention sinks; Xiao
+        et al., 2023, arXiv 2309.17453; here learned); neither scaled nor capped
+    :ivar bidirectional: whether a query also sees later keys: the next ``window - 1``, or all without a window. Only
+        :func:`~paged_sdk.kernels.attention.prefill_attention` supports it
+    :raises ConfigError: a number is out of range
     """
 
     scale: float
@@ -125,11 +125,11 @@ class ScoreOptions:
     softcap: float | None = None
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
-    both_ways: bool = False
+    bidirectional: bool = False
 
     def __attrs_post_init__(self) -> None:
         check_score_options(self.scale, self.window, self.softcap)
 
     def with_sinks(self, sinks: Tensor | None) -> ScoreOptions:
-        """Return the same options with these sinks; None: those that they have."""
+        """Return the same options with these sinks; None: unchanged."""
         return self if sinks is None else evolve(self, sinks=sinks)

@@ -1,6 +1,6 @@
-"""Checks what an op requires of its arguments.
+"""Checks the arguments of ops.
 
-Shapes, dtypes and devices are always checked, contents only where they lie in CPU memory: no check waits for a device.
+Shapes, dtypes and devices are always checked, contents only of tensors in CPU memory, so no check waits for a device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-"""Queries, keys and values may have these dtypes; only torch's operations serve float64."""
+"""Dtypes of queries, keys and values; float64 is served by torch operations only."""
 
 
 def check_tensor(
@@ -40,8 +40,8 @@ def check_tensor(
 ) -> None:
     """Check the shape, dtype and device of a tensor.
 
-    :param shape: a number is the size due, a word names a dimension of any size
-    :raises ConfigError: its shape, dtype or device is another
+    :param shape: a number is the required size of a dimension; a word names a dimension of any size
+    :raises ConfigError: the shape, dtype or device differs
     """
     sizes = tensor.shape
     if len(sizes) != len(shape) or any(
@@ -55,9 +55,9 @@ def check_tensor(
 
 
 def check_heads(num_heads: int, num_kv_heads: int) -> None:
-    """Check that query heads share KV heads evenly.
+    """Check that the number of query heads is a multiple of the number of KV heads.
 
-    :raises ConfigError: they do not
+    :raises ConfigError: it is not
     """
     if num_kv_heads < 1 or num_heads < 1 or num_heads % num_kv_heads:
         raise ConfigError.of("num_heads", num_heads, f"a multiple of num_kv_heads = {num_kv_heads}, both at least 1")
@@ -70,7 +70,7 @@ def check_cache(
     v_scale: Tensor | None,
     like: Tensor,
 ) -> None:
-    """Check pages of keys and values for tokens like ``like``, ``[num_tokens, heads, head_dim]``.
+    """Check pages of keys and values for tokens of the shape and dtype of ``like``, ``[num_tokens, heads, head_dim]``.
 
     :raises ConfigError: shapes, dtypes, strides or devices do not fit
     """
@@ -79,7 +79,7 @@ def check_cache(
 
 
 def check_key_cache(key_cache: Tensor, like: Tensor) -> None:
-    """Check pages of keys for tokens like ``like``, ``[num_tokens, heads, head_dim]``.
+    """Check pages of keys for tokens of the shape and dtype of ``like``, ``[num_tokens, heads, head_dim]``.
 
     :raises ConfigError: head size, dtype or device do not fit
     """
@@ -116,16 +116,16 @@ def check_pages(key_cache: Tensor, value_cache: Tensor, k_scale: Tensor | None, 
 def check_head_vector(name: str, vector: Tensor | None, num_heads: int, device: torch.device) -> None:
     """Check that a vector, if given, has one float32 number per query head.
 
-    :raises ConfigError: it has another shape, dtype or device
+    :raises ConfigError: the shape, dtype or device differs
     """
     if vector is not None:
         check_tensor(name, vector, (num_heads,), (torch.float32,), device)
 
 
 def check_score_options(scale: float, window: int | None, softcap: float | None) -> None:
-    """Check the numbers that shape the scores.
+    """Check scale, window and softcap.
 
-    :raises ConfigError: one of them cannot be used
+    :raises ConfigError: one of them is out of range
     """
     if not math.isfinite(scale):
         raise ConfigError.of("scale", scale, "a finite number")
@@ -147,7 +147,7 @@ def check_rows(
     max_seqlen_q: int,
     max_context_len: int,
 ) -> None:
-    """Check a batch in CPU memory, because numbers that do not fit would make a kernel read outside of its tensors.
+    """Check a batch in CPU memory: wrong numbers would make a kernel read out of bounds.
 
     :raises ConfigError: lengths or blocks are out of range
     """

@@ -1,4 +1,4 @@
-"""Says how tokens are to be drawn."""
+"""Holds the settings of sampling on the device."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from paged_sdk.kernels.checks import check_tensor
 __all__ = ["NEXT_TRY", "DrawSettings"]
 
 NEXT_TRY: Final = 2**40
-"""A second draw takes the number that lies so much further along the row's stream, beyond every position."""
+"""Distance in a row's random stream between successive draws for one position; at least as large as any position."""
 
 
 @frozen(eq=False)
 class DrawSettings:
-    """Says how to draw a token of each of N rows.
+    """Holds the sampling settings of N rows.
 
-    Top-k keeps the k likeliest tokens, top-p the likeliest of these that make up a share p of their weight, min-p those
-    with at least that share of the likeliest token's weight. Of tokens that tie with the last one kept, all stay.
+    Top-k keeps the k likeliest tokens, top-p the likeliest of these whose weights sum to a share p of the total, min-p
+    those with at least that share of the likeliest token's weight. All tokens that tie with the last kept one are kept.
 
-    :ivar temperature: ``[N]`` float32; 0: the likeliest token, whatever the other settings
+    :ivar temperature: ``[N]`` float32; 0: greedy, other settings are ignored
     :ivar top_k: ``[N]`` int32, at least 1; V or more keep all
     :ivar top_p: ``[N]`` float32, above 0; 1 keeps all
     :ivar min_p: ``[N]`` float32, 0 to 1; 0 keeps all
-    :ivar streams: ``[N]`` int64, the 64 bits at which the row's random numbers start
-    :ivar positions: ``[N]`` int64, 0 to :data:`NEXT_TRY`: which of them to draw with
+    :ivar streams: ``[N]`` int64: the 64-bit seed of the row's random numbers
+    :ivar positions: ``[N]`` int64, 0 to :data:`NEXT_TRY`: index of the random number to draw with
     """
 
     temperature: Tensor
@@ -39,7 +39,7 @@ class DrawSettings:
     positions: Tensor
 
     def check(self, num_rows: int, device: torch.device) -> None:
-        """Check that these are settings for so many rows on this device.
+        """Check that the settings are for ``num_rows`` rows on this device.
 
         :raises ConfigError: shapes, dtypes or devices do not fit
         """

@@ -1,13 +1,13 @@
-"""Attends in prefills by the FlashAttention that is compiled into torch ("FlashAttention-2", Dao, 2023, 2307.08691).
+"""Computes prefill attention with the FlashAttention built into torch ("FlashAttention-2", Dao, 2023, 2307.08691).
 
-It reads keys that lie side by side. In a step whose rows all begin their sequences, these are the step's own; otherwise
-they are gathered from their pages first. That costs a read and a write of each key, against the work of every query
-token of its row. Those of an f8e4m3 cache are gathered in any step, and decoded on the way: what a token sees of a
-sequence must not depend on where a chunk has begun.
+It reads contiguous keys. If all rows of a step begin their sequences, these are the step's own keys; otherwise keys are
+gathered from their pages first, which costs a read and a write of each key, little compared to the work of all query
+tokens of its row. Keys of an f8e4m3 cache are gathered and decoded in every step, because results must not depend on
+where chunks begin.
 
-Other ways that torch has do not serve here. FlashAttention over block tables (torch 2.12 and later) takes blocks of 256
-tokens, or multiples of that, only, and by kernels that are meant for decoding. cuDNN's attention aligns the causal mask
-at the first key, where chunks need it at the last, and plans anew for every shape.
+Torch's alternatives are unsuitable. FlashAttention over block tables (torch 2.12 and later) only takes blocks of
+multiples of 256 tokens, with kernels meant for decoding. cuDNN's attention aligns the causal mask at the first key,
+where chunks need it at the last, and makes a new plan for every shape.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _OLDEST: Final = (8, 0)
 _LARGEST_HEAD: Final = 256
 _HEAD_MULTIPLE: Final = 8
 
-# Called directly: torch.nn.attention.varlen, which wraps them, takes a second to import and launches one kernel more.
+# Called directly: their wrapper, torch.nn.attention.varlen, takes a second to import and launches one more kernel.
 _FORWARD: Final[Any] = torch.ops.aten._flash_attention_forward
 _FORWARD_INTO: Final[Any] = getattr(torch.ops.aten, "_flash_attention_forward_no_dropout_inplace", None)  # torch 2.12
 
 
 class VarlenAttention(Protocol):
-    """Attends causally with each row over its keys, which lie side by side.
+    """Computes causal attention of each row over its own contiguous keys.
 
     Query token i of a row with n query tokens and L keys sees the keys 0 to L - n + i, or the last ``window`` of them.
     """
@@ -58,7 +58,7 @@ class VarlenAttention(Protocol):
         :param query: ``[num_tokens, num_heads, head_dim]``
         :param key: ``[num_keys, num_kv_heads, head_dim]``; ``value`` likewise
         :param cu_seqlens_q: ``[num_rows + 1]`` int32; ``cu_seqlens_k`` likewise
-        :param max_seqlen_q: at least the most query tokens of a row; ``max_seqlen_k`` likewise of keys
+        :param max_seqlen_q: upper bound of the query tokens per row; ``max_seqlen_k`` likewise of keys
         :param out: like ``query``, written and returned; None: a new tensor
         """
 
@@ -72,7 +72,7 @@ def why_not(
     alibi: bool = False,
     sinks: bool = False,
 ) -> str | None:
-    """Say why torch's FlashAttention cannot serve a layer; return None if it can. It does serve sliding windows.
+    """Return why torch's FlashAttention cannot serve a layer, or None if it can. Sliding windows are supported.
 
     :param dtype: of queries
     """
@@ -105,14 +105,14 @@ def torch_flash(
     window: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attend by torch's FlashAttention, as :class:`VarlenAttention` says, where :func:`why_not` returns None.
+    """Attend with torch's FlashAttention; see :class:`VarlenAttention`. :func:`why_not` must have returned None.
 
-    The elements of a head are adjacent. If another implementation is active in torch
-    (``torch.nn.attention.activate_flash_attention_impl``), that one is called.
+    The elements of a head must be adjacent. If another implementation is active in torch
+    (``torch.nn.attention.activate_flash_attention_impl``), torch calls that one.
     """
     arguments = (query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     dropout, causal, debug_mask = 0.0, window is None, False
-    # The width on each side of a token's own position; -1: all.
+    # The number of keys on each side of a token's own position; -1: all.
     sides = {"window_size_left": -1 if window is None else window - 1, "window_size_right": 0}
     if out is not None and _FORWARD_INTO is not None:
         _FORWARD_INTO(out, *arguments, dropout, causal, debug_mask, scale=scale, **sides)
@@ -123,12 +123,13 @@ def torch_flash(
 
 @frozen(eq=False)
 class KeySpans:
-    """Says where the keys lie that some rows see, row by row.
+    """Locates the keys that rows see, row by row.
 
     :ivar cu_seqlens: ``[num_rows + 1]`` int32: row r has the keys ``cu_seqlens[r]:cu_seqlens[r + 1]``
-    :ivar slots: ``[num_keys]`` int64: where each lies in the cache; entries beyond the rows' keys repeat the last key
-    :ivar positions: like ``slots``: of their tokens within their sequences
-    :ivar max_seqlen: at least the most keys of a row
+    :ivar slots: ``[num_keys]`` int64: the slot of each key in the cache; entries beyond the rows' keys repeat the last
+        key
+    :ivar positions: like ``slots``: the position of each key within its sequence
+    :ivar max_seqlen: upper bound of the keys per row
     """
 
     cu_seqlens: Tensor
@@ -140,11 +141,11 @@ class KeySpans:
 class PrefillRows:
     """Describes the prefill rows of a step, once for all layers, without waiting for the device.
 
-    :param rows: no row has more query tokens than keys, and ``max_context_len`` is given
-    :param block_size: tokens of a block
+    :param rows: rows with at least as many keys as query tokens; ``max_context_len`` must be given
+    :param block_size: tokens per block
     :param num_tokens: query tokens of all rows
-    :param total_context_len: at least the context lengths, summed up
-    :param begin_sequences: the rows begin their sequences: they see no keys but those of their own tokens
+    :param total_context_len: upper bound of the sum of the context lengths
+    :param begin_sequences: whether all rows begin their sequences, so that they see only their own tokens' keys
     """
 
     def __init__(
@@ -161,19 +162,19 @@ class PrefillRows:
         self._gathered: dict[int | None, PagedRows] = {}
 
     def num_keys(self, window: int | None) -> int:
-        """Return an upper bound of how many keys the rows see together."""
+        """Return an upper bound of the number of keys that all rows see."""
         if window is None:
             return self.total_context_len
         return min(self.total_context_len, self.num_tokens + len(self.rows.context_lens) * (window - 1))
 
     def key_spans(self, window: int | None) -> KeySpans:
-        """Return where the keys lie that the rows see; it is computed on the device at the first call."""
+        """Return the locations of the keys that the rows see, computed on the device at the first call."""
         if window not in self._spans:
             self._spans[window] = self._find_keys(window)
         return self._spans[window]
 
     def over_gathered(self, window: int | None) -> PagedRows:
-        """Return the same rows over keys that lie as :meth:`key_spans` says, each in a block of its own."""
+        """Return the same rows over keys gathered in the order of :meth:`key_spans`, as blocks of one key."""
         if window not in self._gathered:
             rows, ends = self.rows, self.key_spans(window).cu_seqlens[1:]
             position = torch.arange(self.max_context_len, dtype=torch.int32, device=ends.device)
@@ -195,7 +196,7 @@ class PrefillRows:
         slots = block * self.block_size + position % self.block_size
         return KeySpans(
             cu_seqlens=F.pad(ends, (1, 0)).int(),
-            slots=slots * (ends[-1] > 0),  # without any key, slot 0, as tables need not name a block then
+            slots=slots * (ends[-1] > 0),  # slot 0 if there are no keys, since block tables are arbitrary then
             positions=position.clamp(min=0),
             max_seqlen=longest,
         )
@@ -213,15 +214,15 @@ def flash_prefill(
     out: Tensor | None = None,
     attend: VarlenAttention = torch_flash,
 ) -> Tensor:
-    """Attend causally with a step's prefill rows over a paged cache that holds their own keys and values already.
+    """Attend causally with a step's prefill rows over a paged cache that already holds their keys and values.
 
     :param query: ``[num_tokens, num_heads, head_dim]`` float16 or bfloat16, elements of heads adjacent
     :param key: ``[num_tokens, num_kv_heads, head_dim]``, of the rows' own tokens; ``value`` likewise
     :param cache: of the query's dtype or f8e4m3
     :param scale: multiplies the scores
-    :param window: keys that a query sees, its own included; None: all
+    :param window: number of keys that a query sees, its own included; None: all
     :param out: like ``query``, written and returned; None: a new tensor
-    :param attend: attends once the keys lie side by side
+    :param attend: computes attention over contiguous keys
     :returns: ``[num_tokens, num_heads, head_dim]`` of the query's dtype
     """
     cu_seqlens_q, max_seqlen_q = rows.rows.cu_seqlens_q, rows.rows.max_seqlen_q
@@ -232,7 +233,7 @@ def flash_prefill(
         if cache.quantized:
             key, value = gather_decoded(cache, spans.slots, spans.positions, query.dtype)
         else:
-            # Indexing copies 16 bytes at a time on CUDA, where index_select copies an element.
+            # On CUDA, indexing copies 16 bytes at a time, index_select one element.
             key, value = (pages.flatten(0, 1)[spans.slots] for pages in (cache.key, cache.value))
     return attend(
         query,

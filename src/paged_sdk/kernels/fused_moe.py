@@ -1,11 +1,10 @@
-"""Computes a mixture of experts, for each token the weighted sum of a few of many gated MLPs.
+"""Computes a mixture of experts (Shazeer et al., 2017, arXiv 1701.06538): for each token, the weighted sum of a few of
+many gated MLPs.
 
-The mixture is that of Shazeer et al., 2017, arXiv 1701.06538.
+With few tokens, most of the time goes into reading weights. So an expert's matrices are read once for all its tokens,
+and experts without tokens are not read.
 
-While tokens are few, most of the time goes into reading weights. So an expert's matrices are read once for all its
-tokens, and those of an expert that no token uses are not read.
-
-:func:`route` and :func:`fused_moe` are custom ops; Triton serves them on CUDA, and their references elsewhere.
+:func:`route` and :func:`fused_moe` are custom ops, served by Triton on CUDA and by their references elsewhere.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import FLOATS, check_tensor
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton
 
 __all__ = ["fused_moe", "fused_moe_reference", "route", "route_reference"]
 
@@ -28,10 +27,10 @@ def route(logits: Tensor, num_selected: int, *, renormalize: bool) -> tuple[Tens
 
     :param logits: the router's, ``[num_tokens, num_experts]`` float32, float16, bfloat16 or float64
     :param num_selected: experts of each token, at most ``num_experts``
-    :param renormalize: divide the weights by their sum; False: they are what the softmax gave
+    :param renormalize: divide the weights of a token's experts by their sum; False: keep those of the softmax
     :returns: ``topk_weights`` float32 (float64 of float64 logits) and ``topk_ids`` int64, ``[num_tokens,
-        num_selected]`` each, the likeliest first; a token whose logits hold NaN or +inf gets weights of NaN and any
-        experts
+        num_selected]`` each, the likeliest first; a token whose logits have NaN or +inf gets weights of NaN and
+        arbitrary experts
     :raises ConfigError: shape, dtype or ``num_selected`` do not fit
     """
     weights, ids = _route(logits, num_selected, renormalize)
@@ -39,7 +38,7 @@ def route(logits: Tensor, num_selected: int, *, renormalize: bool) -> tuple[Tens
 
 
 def route_reference(logits: Tensor, num_selected: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """Do what :func:`route` does, by torch's operations."""
+    """Implement :func:`route` with torch operations."""
     weights, ids = logits.softmax(-1, dtype=_accumulator(logits)).topk(num_selected)
     return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), ids
 
@@ -56,8 +55,8 @@ def fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tenso
     :param topk_weights: ``[num_tokens, num_selected]`` float32
     :param topk_ids: which experts, ``[num_tokens, num_selected]`` int64 or int32
     :returns: ``[num_tokens, hidden_size]`` of the dtype of ``hidden``; a token's experts are weighted and
-        added up in float32. Triton's kernels keep their results in float32 until then; torch's operations round the
-        result of each to the dtype first
+        summed in float32. Triton kernels keep experts' outputs in float32 until then; torch operations round each to
+        the dtype first
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also experts that do
         not exist
     """
@@ -68,7 +67,7 @@ def fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tenso
 def fused_moe_reference(
     hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor
 ) -> Tensor:
-    """Do what :func:`fused_moe` does, by torch's operations: one expert after the other, each for all its tokens."""
+    """Implement :func:`fused_moe` with torch operations: one expert after the other, each for all its tokens."""
     order = topk_ids.flatten().argsort(stable=True)
     tokens = order // topk_ids.shape[1]
     weights = topk_weights.flatten()[order].unsqueeze(-1)
@@ -91,15 +90,12 @@ def _route(logits: Tensor, num_selected: int, renormalize: bool) -> tuple[Tensor
     check_tensor("logits", logits, ("num_tokens", "num_experts"), FLOATS, logits.device)
     if not 1 <= num_selected <= logits.shape[1]:
         raise ConfigError.of("num_selected", num_selected, f"1 to num_experts = {logits.shape[1]}")
-    serve = route_reference
-    if (reason := why_not_triton(logits)) is None:
+    if runs_on_triton("route", logits):
         from paged_sdk.kernels.triton import routing as triton_kernels
 
-        serve = triton_kernels.route
-    else:
-        log_fallback("route", reason)
-    with device_of(logits):
-        return serve(logits, num_selected, renormalize=renormalize)
+        with device_of(logits):
+            return triton_kernels.route(logits, num_selected, renormalize=renormalize)
+    return route_reference(logits, num_selected, renormalize=renormalize)
 
 
 @_route.register_fake
@@ -111,15 +107,12 @@ def _route_fake(logits: Tensor, num_selected: int, renormalize: bool) -> tuple[T
 @torch.library.custom_op("paged_sdk::fused_moe", mutates_args=())
 def _fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
     _check(hidden, gate_up, down, topk_weights, topk_ids)
-    serve = fused_moe_reference
-    if (reason := why_not_triton(hidden)) is None:
+    if runs_on_triton("fused_moe", hidden):
         from paged_sdk.kernels.triton import fused_moe as triton_kernels
 
-        serve = triton_kernels.fused_moe
-    else:
-        log_fallback("fused_moe", reason)
-    with device_of(hidden):
-        return serve(hidden, gate_up, down, topk_weights, topk_ids)
+        with device_of(hidden):
+            return triton_kernels.fused_moe(hidden, gate_up, down, topk_weights, topk_ids)
+    return fused_moe_reference(hidden, gate_up, down, topk_weights, topk_ids)
 
 
 @_fused_moe.register_fake

@@ -1,9 +1,8 @@
-"""Quantizes rows to int8 for a product, after a Hadamard transform, with one scale per row.
+"""Quantizes rows to int8 for a matrix product, after a Hadamard transform, with one scale per row.
 
-With H orthonormal, ``(x H)(W H)^T`` is ``x W^T``, and H spreads channels that are far larger than the rest over a
-block, so that one scale per row loses little (QuaRot, Ashkboos et al., 2024, arXiv 2404.00456): mean KL against float32
-on SmolLM2 falls from 0.036 to 0.004. H is block-diagonal, its blocks Sylvester's matrices over the square root of their
-size.
+H is orthonormal, so ``(x H)(W H)^T = x W^T``. It spreads outlier channels over a block of columns, so that one scale
+per row loses little (QuaRot, Ashkboos et al., 2024, arXiv 2404.00456): mean KL against float32 on SmolLM2 falls from
+0.036 to 0.004. H is block-diagonal; its blocks are Sylvester's Hadamard matrices, normalized.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ _MAX_BLOCK: Final = 256
 
 
 def hadamard_block(cols: int) -> int:
-    """Return the largest power of two that divides ``cols``, at most 256: larger ones spread no better."""
+    """Return the block size: the largest power of two that divides ``cols``, at most 256 (larger is no better)."""
     return min(cols & -cols, _MAX_BLOCK)
 
 
 def hadamard_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply the Hadamard transform to blocks of columns, and round each row to int8.
+    """Apply the Hadamard transform to blocks of columns, and quantize each row to int8.
 
-    A row that holds NaN or Inf has a scale of NaN.
+    A row with NaN or Inf has a scale of NaN.
 
     :param x: ``[num_rows, cols]`` float32 or bfloat16
     :returns: codes ``[num_rows, cols]`` int8 and scales ``[num_rows]`` float32: ``x H`` is about ``scale * code``
@@ -41,7 +40,7 @@ def hadamard_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _hadamard(size: int) -> Tensor:
-    """Return Sylvester's Hadamard matrix ``[size, size]``, made orthonormal."""
+    """Return the orthonormal Sylvester-Hadamard matrix, ``[size, size]``."""
     matrix = torch.ones(1, 1)
     while len(matrix) < size:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))

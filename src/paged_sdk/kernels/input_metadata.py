@@ -1,4 +1,4 @@
-"""Says which tokens of a batch belong to which sequence, and where their keys and values are stored."""
+"""Describes a batch for attention: the sequences of its tokens, and where their keys and values are stored."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class InputMetadata:
         without waiting for the device
     :ivar max_seqlen_k: likewise for keys, without block tables
     :ivar max_context_len: upper bound of the context lengths; None: as much as the block tables can hold
-    :ivar rows: the same in the form that the ops take, computed once here
+    :ivar rows: the batch in the form that the ops take, computed once
     :raises ConfigError: arguments that do not fit together
     """
 
@@ -63,12 +63,12 @@ class InputMetadata:
     _prefill_rows: dict[int, PrefillRows] = field(init=False, repr=False, factory=dict)
 
     def prefill_rows(self, num_tokens: int, block_size: int) -> PrefillRows:
-        """Return the same for torch's FlashAttention; it is made when the first layer asks.
+        """Return the batch as torch's FlashAttention takes it, made at the first call and cached.
 
-        The number of keys in all is known on the device alone, so an upper bound takes its place.
+        The total number of keys is known only on the device, so an upper bound is used.
 
-        :param num_tokens: query tokens
-        :param block_size: of the caches; 1 without
+        :param num_tokens: query tokens of all rows
+        :param block_size: of the caches; 1 without caches
         """
         if block_size not in self._prefill_rows:
             longest = self.rows.longest(block_size)
@@ -100,7 +100,7 @@ class InputMetadata:
 
     def _decode_rows(self, num_tokens: int) -> PagedRows:
         if self.cu_seqlens_q is not None:
-            allowed = "None for decodes, of which each has one query token: is_prefill=True takes any batch"
+            allowed = "None for decodes, which have one query token each: is_prefill=True takes any batch"
             raise ConfigError.of("cu_seqlens_q", tuple(self.cu_seqlens_q.shape), allowed)
         ends = torch.arange(num_tokens + 1, dtype=torch.int32, device=self.slot_mapping.device)
         return self._cached_rows(ends, 1)
@@ -127,7 +127,7 @@ class InputMetadata:
     def _context_lens(self) -> Tensor:
         if self.context_lens is None and self.cu_seqlens_k is not None:
             return _integers("cu_seqlens_k", self.cu_seqlens_k, "[num_rows + 1]").int().diff()
-        return _integers("context_lens", self.context_lens, "[num_rows], for it goes with block tables").int()
+        return _integers("context_lens", self.context_lens, "[num_rows], required with block tables").int()
 
     def _uncached_rows(self, ends: Tensor, num_tokens: int) -> PagedRows:
         key_ends = ends
@@ -152,10 +152,10 @@ class InputMetadata:
 
 
 def _integers(name: str, value: Tensor | None, shape: str) -> Tensor:
-    """Check that a value is a tensor of integers, and return it.
+    """Check that a value is an int32 or int64 tensor with the right number of dimensions, and return it.
 
-    :param shape: the shape in words, such as ``[num_rows, max_blocks]``; its commas tell how many dimensions are due
-    :raises ConfigError: it is no int32 or int64 tensor with so many dimensions
+    :param shape: the expected shape in words, such as ``[num_rows, max_blocks]``; dimensions are counted by its commas
+    :raises ConfigError: the value is something else
     """
     given: object = value
     if isinstance(value, Tensor):

@@ -1,14 +1,14 @@
-"""Subtracts key offsets from keys before FP8 stores them: one vector for each 128 neighbouring positions.
+"""Subtracts key offsets from keys before they are stored in FP8: one vector per 128 neighbouring positions.
 
-Some models add a bias to their keys, and Qwen2.5's is up to a hundred times as large as what differs from token to
-token. f8e4m3 keeps four significant bits of a number, so the bias drowns the rest: mean KL against float32 was 0.73 on
-Qwen2.5-Coder-1.5B. Rotary embedding turns the bias with the position, but its large elements lie in the pairs that turn
-least, 1e-4 radians in 32 tokens. So a key is stored less the mean of the turned bias over the 128 positions that its
-own is one of, and attention adds that mean again: mean KL is 0.0024. Pairs that turn fast have a mean of almost
-nothing, and stay in the key.
+Some models add a bias to their keys; Qwen2.5's is up to a hundred times as large as the differences between tokens.
+f8e4m3 has four significant bits, so the bias drowns these differences: mean KL against float32 was 0.73 on
+Qwen2.5-Coder-1.5B. The rotary embedding rotates the bias with the position, but its large elements are in the slowest
+pairs, which rotate by 1e-4 radians in 32 tokens. So the mean of the rotated bias over 128 positions is subtracted from
+the keys at these positions before storing, and attention adds it back: mean KL is 0.0024. For fast pairs that mean is
+nearly 0, and their bias stays in the key.
 
-The vectors follow from the model's weights and the position alone: neither data nor how a prompt was cut into chunks
-has a part in them. Whatever they are, attention is that of the keys that were given, but for f8e4m3's rounding.
+The vectors depend only on the model's weights and the position, not on data or chunking. Attention is exact for any
+offsets, up to f8e4m3's rounding.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from paged_sdk.kernels.checks import check_tensor
 __all__ = ["KEY_SPAN", "add_key_offsets", "check_key_offsets", "subtract_key_offsets"]
 
 KEY_SPAN: Final = 128
-"""So many neighbouring positions share a vector; they are whole tiles of keys in every kernel."""
+"""Number of neighbouring positions that share a vector: a multiple of every kernel's key tile."""
 
 
 def subtract_key_offsets(key: Tensor, key_offsets: Tensor, positions: Tensor) -> Tensor:
-    """Return keys less their offsets, as the cache stores them.
+    """Return keys minus their offsets, as the cache stores them.
 
     :param key: ``[num_tokens, num_kv_heads, head_dim]``
     :param key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32
     :param positions: ``[num_tokens]`` int64, of each token within its sequence
-    :returns: like ``key``, of float32 or the wider dtype of ``key``
+    :returns: like ``key``, in float32, or in the dtype of ``key`` if wider
     """
     return key - key_offsets.index_select(0, positions // KEY_SPAN)
 
 
 def add_key_offsets(stored: Tensor, key_offsets: Tensor, positions: Tensor) -> Tensor:
-    """Return keys with their offsets added again, which undoes :func:`subtract_key_offsets`.
+    """Return keys with their offsets added back: the inverse of :func:`subtract_key_offsets`.
 
     :param stored: ``[..., num_kv_heads, head_dim]``, decoded
     :param positions: ``[...]`` int64
@@ -51,7 +51,7 @@ def add_key_offsets(stored: Tensor, key_offsets: Tensor, positions: Tensor) -> T
 def check_key_offsets(key_offsets: Tensor | None, key_cache: Tensor, num_positions: int) -> None:
     """Check that key offsets fit a cache of keys.
 
-    :param num_positions: positions that the offsets must reach
+    :param num_positions: number of positions that the offsets must cover
     :raises ConfigError: shape, dtype, strides or device do not fit, or the cache is not f8e4m3
     """
     if key_offsets is None:

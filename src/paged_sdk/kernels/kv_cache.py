@@ -17,7 +17,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.checks import FLOATS, check_block_pairs, check_cache, check_slots, check_tensor
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton, why_not_triton
 from paged_sdk.kernels.fp8 import dequantize_f8e4m3, quantize_f8e4m3
 from paged_sdk.kernels.key_offsets import add_key_offsets, subtract_key_offsets
 
@@ -25,6 +25,7 @@ __all__ = [
     "copy_block",
     "copy_blocks",
     "copy_blocks_reference",
+    "gather_decoded",
     "gather_slots",
     "reshape_and_cache",
     "reshape_and_cache_reference",
@@ -79,15 +80,13 @@ def _reshape_and_cache(
     check_tensor("slot_mapping", slot_mapping, (len(key),), (torch.int64,), key.device)
     if key.device.type == "cpu":
         check_slots(slot_mapping, key_cache.shape[0] * key_cache.shape[1])
-    serve = reshape_and_cache_reference
-    if (reason := why_not_triton(key)) is None:
+    if runs_on_triton("reshape_and_cache", key):
         from paged_sdk.kernels.triton import kv_cache as triton_kernels
 
-        serve = triton_kernels.reshape_and_cache
+        with device_of(key):
+            triton_kernels.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
     else:
-        log_fallback("reshape_and_cache", reason)
-    with device_of(key):
-        serve(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+        reshape_and_cache_reference(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
 
 
 @_reshape_and_cache.register_fake
@@ -109,7 +108,7 @@ def copy_blocks(
     :param key_caches: one ``[num_blocks, block_size, num_kv_heads, head_dim]`` per layer, all alike, contiguous,
         changed in place; ``value_caches`` likewise
     :param block_pairs: ``[num_pairs, 2]`` int64 (source, target), on the caches' device or in CPU memory. A block is a
-        target at most once, and no target is a source: the pairs are independent, in whatever order they are done
+        target at most once, and no target is a source, so the order of the pairs does not matter
     :param k_scales: one ``[num_blocks, block_size, num_kv_heads]`` float32 per layer of f8e4m3 caches, else none;
         ``v_scales`` likewise
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for pairs in CPU memory, also blocks that do not
@@ -144,17 +143,15 @@ def _copy_blocks(
         raise ConfigError.of("block_pairs.device", str(block_pairs.device), f"{first.device} or cpu")
     if len(block_pairs) == 0:
         return
-    serve = copy_blocks_reference
-    if (reason := why_not_triton(first)) is None:
+    # Only CUDA may copy asynchronously: elsewhere nothing keeps the host memory alive until the copy is done.
+    pairs = block_pairs.to(first.device, non_blocking=first.is_cuda)
+    if runs_on_triton("copy_blocks", first):
         from paged_sdk.kernels.triton import kv_cache as triton_kernels
 
-        serve = triton_kernels.copy_blocks
+        with device_of(first):
+            triton_kernels.copy_blocks(key_caches, value_caches, pairs, k_scales, v_scales)
     else:
-        log_fallback("copy_blocks", reason)
-    # On other devices nothing keeps the host's memory until the copy is done.
-    pairs = block_pairs.to(first.device, non_blocking=first.is_cuda)
-    with device_of(first):
-        serve(key_caches, value_caches, pairs, k_scales, v_scales)
+        copy_blocks_reference(key_caches, value_caches, pairs, k_scales, v_scales)
 
 
 @_copy_blocks.register_fake
@@ -170,7 +167,8 @@ def write_slots(
     :param key: ``[num_tokens, num_kv_heads, head_dim]``; ``value`` likewise
     :param cache: changed in place; quantized, or of the dtype of ``key``
     :param slot_mapping: ``[num_tokens]`` int64, no slot twice, none negative
-    :param positions: ``[num_tokens]`` int64, of each token within its sequence; needed if the cache has key offsets
+    :param positions: ``[num_tokens]`` int64: position of each token in its sequence; needed if the cache has key
+        offsets
     """
     if cache.key_offsets is not None:
         assert positions is not None, "key_offsets without positions"
@@ -194,18 +192,18 @@ def reshape_and_cache_reference(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """Do what :func:`reshape_and_cache` does, by torch's operations."""
+    """Implement :func:`reshape_and_cache` with torch operations."""
     kept = slot_mapping >= 0
     cache = LayerCache(key_cache, value_cache, k_scale, v_scale)
     write_slots(key[kept], value[kept], cache, slot_mapping[kept])
 
 
 def gather_slots(cache: Tensor, slots: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Read the vectors of some slots.
+    """Read the keys, or the values, of the given slots.
 
     :param slots: ``[...]`` int64
     :param scales: of an f8e4m3 cache, else None
-    :param dtype: what to decode an f8e4m3 cache to
+    :param dtype: the dtype to decode an f8e4m3 cache to
     :returns: ``[..., num_kv_heads, head_dim]``, contiguous
     """
     index = slots.flatten()
@@ -218,11 +216,11 @@ def gather_slots(cache: Tensor, slots: Tensor, scales: Tensor | None, dtype: tor
 
 
 def gather_decoded(cache: LayerCache, slots: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Read the keys and values of some slots of an f8e4m3 cache. Nothing is checked, and nothing waits for the device.
+    """Read and decode keys and values of an f8e4m3 cache. No argument is checked, and nothing waits for the device.
 
     :param slots: ``[num_keys]`` int64
-    :param positions: ``[num_keys]`` int64, of the slots' tokens within their sequences: keys may have offsets
-    :returns: two ``[num_keys, num_kv_heads, head_dim]`` of the dtype, contiguous
+    :param positions: ``[num_keys]`` int64: position of each slot's token in its sequence, used for key offsets
+    :returns: keys and values, each ``[num_keys, num_kv_heads, head_dim]`` of ``dtype``, contiguous
     """
     if why_not_triton(cache.key) is None and cache.key.shape[3] % 2 == 0:
         from paged_sdk.kernels.triton import decoded_pages
@@ -235,7 +233,7 @@ def gather_decoded(cache: LayerCache, slots: Tensor, positions: Tensor, dtype: t
 
 
 def copy_block(caches: Iterable[Tensor], source: int, target: int) -> None:
-    """Copy one whole block, in each of the given caches and scales."""
+    """Copy one whole block within each of the given caches and scales."""
     for cache in caches:
         cache[target].copy_(cache[source])
 
@@ -247,9 +245,9 @@ def copy_blocks_reference(
     k_scales: Sequence[Tensor] = (),
     v_scales: Sequence[Tensor] = (),
 ) -> None:
-    """Do what :func:`copy_blocks` does, by torch's operations; pairs on the caches' device."""
+    """Implement :func:`copy_blocks` with torch operations; pairs must be on the caches' device."""
     sources, targets = block_pairs.unbind(1)
     for cache in (*key_caches, *value_caches, *k_scales, *v_scales):
-        # Bytes: not every device indexes f8e4m3.
+        # Viewed as bytes: not every device can index f8e4m3.
         blocks = cache.view(torch.uint8)
         blocks.index_copy_(0, targets, blocks.index_select(0, sources))

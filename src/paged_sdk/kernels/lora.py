@@ -1,4 +1,4 @@
-"""Add low-rank updates to the outputs of linear layers, another adapter's in each row (Hu et al., 2021, arXiv
+"""Add low-rank updates to the outputs of linear layers, with an adapter per row (LoRA, Hu et al., 2021, arXiv
 2106.09685).
 """
 
@@ -10,7 +10,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from paged_sdk.kernels.placement import carried
+from paged_sdk.kernels.placement import moved_to
 from paged_sdk.kernels.transfer import to_device
 
 __all__ = ["AdaptedRows", "Lora", "LoraPart", "LoraWeights", "add_embeddings_", "add_lora_"]
@@ -18,13 +18,13 @@ __all__ = ["AdaptedRows", "Lora", "LoraPart", "LoraWeights", "add_embeddings_", 
 
 @frozen(eq=False)
 class LoraPart:
-    """Holds the update of one matrix of a linear layer.
+    """Holds the update of one matrix of a linear layer, which may fuse several (such as query, key and value).
 
-    :ivar rows: which of the layer's outputs are the matrix's
-    :ivar ranks: which rows of :attr:`LoraWeights.down` are its
-    :ivar up: ``[rank, rows]``: the second matrix, transposed and scaled
-    :ivar gains: ``[2, rows]`` float32: what these outputs are multiplied by, and what is then added, before the update
-        is (DoRA; Liu et al., 2024, arXiv 2402.09353); None: they stay as they are
+    :ivar rows: the layer's output columns that belong to the matrix
+    :ivar ranks: the rows of :attr:`LoraWeights.down` that belong to the matrix
+    :ivar up: ``[rank, rows]``: LoRA's B, transposed and scaled
+    :ivar gains: ``[2, rows]`` float32: a factor and a term that are applied to these outputs before the update is added
+        (DoRA; Liu et al., 2024, arXiv 2402.09353); None: outputs are not changed first
     """
 
     rows: slice
@@ -37,7 +37,7 @@ class LoraPart:
 class LoraWeights:
     """Holds an adapter's update of one linear layer.
 
-    :ivar down: ``[ranks of all parts, in_features]``: the first matrices, one below the other
+    :ivar down: ``[ranks of all parts, in_features]``: LoRA's A of all parts, concatenated
     """
 
     down: Tensor
@@ -46,15 +46,15 @@ class LoraWeights:
 
 @frozen(eq=False)
 class Lora:
-    """Holds an adapter in the form in which a model computes it.
+    """Holds an adapter's weights in the forms that a model computes with.
 
-    :ivar of: the updates by the name of the linear layer, where layers run one at a time
-    :ivar native: how the native decoder takes them, by the span of layers that it fuses
-    :ivar head: the update of the output projection; None: there is none
-    :ivar embedding: the update of the token embeddings, whose ``down`` has a column for each token; None: there is none
+    :ivar by_layer: the updates by linear layer name, for layers that run one operation at a time
+    :ivar native: the updates in the native decoder's form, by the span of layers that it fuses
+    :ivar head: the update of the output projection, or None
+    :ivar embedding: the update of the token embeddings, or None; its ``down`` has one column per vocabulary entry
     """
 
-    of: Mapping[str, LoraWeights]
+    by_layer: Mapping[str, LoraWeights]
     native: Mapping[range, object] = field(factory=dict)
     head: LoraWeights | None = None
     embedding: LoraWeights | None = None
@@ -62,11 +62,11 @@ class Lora:
 
 @frozen(eq=False)
 class AdaptedRows:
-    """Says which adapter each token of a step goes through.
+    """Maps the tokens of a step to their adapters.
 
-    :ivar loras: the step's adapters, each once
-    :ivar numbers: ``[num_tokens]`` int32 in CPU memory: an index into them; -1: none
-    :ivar tokens: for each of them the indices of its tokens, int64 on the model's device
+    :ivar loras: the step's distinct adapters
+    :ivar numbers: ``[num_tokens]`` int32 in CPU memory: each token's index into ``loras``; -1: no adapter
+    :ivar tokens: for each adapter the indices of its tokens, int64 on the model's device
     """
 
     loras: tuple[Lora, ...]
@@ -74,18 +74,18 @@ class AdaptedRows:
     tokens: tuple[Tensor, ...]
 
     def on(self, device: torch.device) -> AdaptedRows:
-        """Return the same for layers on a device."""
-        return AdaptedRows(self.loras, self.numbers, tuple(carried(tokens, device) for tokens in self.tokens))
+        """Return the same, with ``tokens`` on the given device."""
+        return AdaptedRows(self.loras, self.numbers, tuple(moved_to(tokens, device) for tokens in self.tokens))
 
     @classmethod
     def of(
         cls, loras: Sequence[Lora | None], lengths: Sequence[int], before: Sequence[int], device: torch.device
     ) -> AdaptedRows | None:
-        """Gather the adapters of a step's rows; None: no row has one.
+        """Collect the adapters of a step's rows; return None if no row has one.
 
-        :param loras: of each row its adapter
-        :param lengths: how many tokens each row has
-        :param before: how many of these, the first ones, go through none
+        :param loras: the adapter of each row
+        :param lengths: the number of tokens of each row
+        :param before: the number of leading tokens of each row that use no adapter
         """
         found = {id(lora): lora for lora in loras if lora is not None}
         if not found:
@@ -98,8 +98,8 @@ class AdaptedRows:
         return cls(tuple(found.values()), numbers, _places(numbers, len(found), device))
 
     def of_logits(self, tokens: Sequence[int]) -> AdaptedRows | None:
-        """Return the same of some of the tokens, whose logits are computed; None: no adapter changes their logits by
-        itself.
+        """Return the same for the tokens whose logits are computed, or None if no adapter updates the output
+        projection.
         """
         if all(lora.head is None for lora in self.loras):
             return None
@@ -108,14 +108,14 @@ class AdaptedRows:
 
 
 def _places(numbers: Tensor, count: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return the indices of each number's tokens, by one sort: for eight it takes 15 us, and eight searches took 41."""
+    """Return the indices of each adapter's tokens, by one sort: for eight adapters 15 us, eight searches took 41."""
     sizes = torch.bincount(numbers + 1, minlength=count + 1).tolist()
     (order,) = to_device(device, numbers.argsort(stable=True).numpy())
     return torch.split(order, sizes)[1:]
 
 
 def add_lora_(out: Tensor, x: Tensor, weights: LoraWeights, tokens: Tensor) -> None:
-    """Add ``up . (down . x)`` to some rows of a linear layer's outputs.
+    """Add ``up . (down . x)`` to the given rows of a linear layer's outputs.
 
     :param out: ``[num_tokens, out_features]``; changed in place
     :param x: ``[num_tokens, in_features]``
@@ -133,12 +133,12 @@ def add_lora_(out: Tensor, x: Tensor, weights: LoraWeights, tokens: Tensor) -> N
 
 
 def add_embeddings_(out: Tensor, token_ids: Tensor, weights: LoraWeights, tokens: Tensor, scale: float) -> None:
-    """Add the updates of the embeddings of some tokens.
+    """Add an adapter's updates to the embeddings of the given tokens.
 
     :param out: ``[num_tokens, hidden_size]``; changed in place
     :param token_ids: ``[num_tokens]`` int64
     :param tokens: the indices of the tokens, int64
-    :param scale: what embeddings are multiplied by
+    :param scale: the model's multiplier of embeddings
     """
     (part,) = weights.parts
     shrunk = weights.down.index_select(1, token_ids.index_select(0, tokens)).T

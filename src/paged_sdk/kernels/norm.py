@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import check_tensor
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton
 
 __all__ = ["add_rms_norm", "add_rms_norm_reference", "rms_norm", "rms_norm_reference"]
 
@@ -16,9 +16,9 @@ __all__ = ["add_rms_norm", "add_rms_norm_reference", "rms_norm", "rms_norm_refer
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Compute ``x / rms(x) * weight`` over the last dimension, with the mean in float32.
 
-    Models differ in where they round, and the weight's dtype says which way it is: the normalized vector is rounded to
-    it before the multiplication. So llama and its kin pass weights in the dtype of ``x``; gemma, which rounds last,
-    passes float32 weights, with its 1 already added.
+    The weight's dtype decides where rounding happens: the normalized vector is rounded to it before the multiplication.
+    Llama-like models pass weights in the dtype of ``x``; gemma, which rounds after the multiplication, passes float32
+    weights with its offset of 1 already added.
 
     :param x: ``[..., hidden_size]`` float32, float16 or bfloat16
     :param weight: ``[hidden_size]``, or ``[num_heads, hidden_size]`` for ``x`` ``[..., num_heads, hidden_size]``; of
@@ -27,17 +27,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     :raises ConfigError: shapes, dtypes or devices do not fit
     """
     _check(x, weight)
-    if (reason := why_not_triton(x)) is None:
+    if runs_on_triton("rms_norm", x):
         from paged_sdk.kernels.triton import norm as triton_kernels
 
         with device_of(x):
             return triton_kernels.rms_norm(x, weight, eps)
-    log_fallback("rms_norm", reason)
     return rms_norm_reference(x, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Add, then normalize the sum.
+    """Compute ``x + residual``, and normalize the sum.
 
     :param x: as in :func:`rms_norm`; ``residual`` likewise
     :returns: the normalized sum, and the sum in the dtype of ``x``; new tensors, contiguous
@@ -45,23 +44,22 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """
     _check(x, weight)
     check_tensor("residual", residual, tuple(x.shape), (x.dtype,), x.device)
-    if (reason := why_not_triton(x)) is None:
+    if runs_on_triton("add_rms_norm", x):
         from paged_sdk.kernels.triton import norm as triton_kernels
 
         with device_of(x):
             return triton_kernels.add_rms_norm(x, residual, weight, eps)
-    log_fallback("add_rms_norm", reason)
     return add_rms_norm_reference(x, residual, weight, eps)
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Do what :func:`rms_norm` does, by torch's operations."""
+    """Implement :func:`rms_norm` with torch operations."""
     wide = torch.promote_types(x.dtype, weight.dtype)
     return F.rms_norm(x.to(wide), x.shape[-1:], None, eps).mul_(weight).to(x.dtype)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Do what :func:`add_rms_norm` does, by torch's operations."""
+    """Implement :func:`add_rms_norm` with torch operations."""
     total = x + residual
     return rms_norm_reference(total, weight, eps), total
 

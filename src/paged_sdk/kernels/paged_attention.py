@@ -1,8 +1,8 @@
-"""Attends causally over a paged KV cache (Kwon et al., 2023, arXiv 2309.06180).
+"""Computes causal attention over a paged KV cache (Kwon et al., 2023, arXiv 2309.06180).
 
 :func:`paged_attention` takes block tables. Triton serves it on CUDA, the native kernels on the CPU, and
-:func:`paged_attention_reference`, which defines it, elsewhere. The functions for decodes and for prefills are parts of
-the latter that take slots instead of tables: these are computed once per step and serve all layers.
+:func:`paged_attention_reference`, which defines it, elsewhere. :func:`paged_decode_attention` and
+:func:`paged_prefill_attention` take slots instead of block tables; callers compute these once per step for all layers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paged_sdk.kernels import fallback
 from paged_sdk.kernels.attention import decode_attention, prefill_attention
-from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, Products, ScoreOptions
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, Precision, ScoreOptions
 from paged_sdk.kernels.checks import (
     FLOATS,
     check_head_vector,
@@ -41,7 +41,7 @@ __all__ = [
     "why_not_triton",
 ]
 
-# A tile of queries of a larger head does not fit a multiprocessor beside its keys.
+# With larger heads, a tile of queries and its keys do not fit on a multiprocessor.
 _LARGEST_TRITON_HEAD: Final = 256
 
 
@@ -68,7 +68,7 @@ def paged_attention(
 
     Query token i of a row with n query tokens and context length L is at position L - n + i. It sees the keys at
     positions 0 to its own, or the last ``window`` of them. A token at a negative position (padding: L < n) sees none,
-    and its output is zero. What lies in slots that no token sees, NaN included, never reaches a result.
+    and its output is zero. Contents of slots that no token sees, including NaN, do not affect results.
 
     All tensors are on one device. The custom op is ``torch.ops.paged_sdk.paged_attention``; it has no gradient.
 
@@ -79,22 +79,24 @@ def paged_attention(
         arbitrary
     :param context_lens: ``[num_rows]`` int32: keys of each row, its own query tokens included
     :param cu_seqlens_q: ``[num_rows + 1]`` int32: row r has the query tokens ``cu_seqlens_q[r]:cu_seqlens_q[r + 1]``
-    :param max_seqlen_q: at least the most query tokens of a row; kernels size their launch by it, without reading
+    :param max_seqlen_q: upper bound of the query tokens per row; kernels size their launch by it, without reading
         ``cu_seqlens_q`` on the host
-    :param max_context_len: at least the largest context length, likewise
+    :param max_context_len: upper bound of the context lengths, likewise
     :param scale: multiplies the scores
-    :param window: keys that a query sees, its own included; None: all
+    :param window: number of keys that a query sees, its own included; None: all
     :param softcap: scores become ``softcap * tanh(score / softcap)``
     :param alibi_slopes: ``[num_heads]`` float32: adds ``slope * (key position - query position)`` to the score, after
         the cap (Press et al., 2021, arXiv 2108.12409)
-    :param sinks: ``[num_heads]`` float32: one more logit in each head's softmax, which has no value; neither scaled nor
+    :param sinks: ``[num_heads]`` float32: an extra logit without a value in each head's softmax; neither scaled nor
         capped
     :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, of an f8e4m3 cache only; ``v_scale`` likewise
-    :param key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of an f8e4m3 cache only: what the keys at
-        positions 128 s to 128 s + 127 of every row were stored without (:mod:`paged_sdk.kernels.key_offsets`)
+    :param key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of an f8e4m3 cache only: offsets s were
+        subtracted from the keys at positions 128 s to 128 s + 127 of every row before these were stored
+        (:mod:`paged_sdk.kernels.key_offsets`)
     :returns: ``[num_tokens, num_heads, head_dim]`` of the query's dtype, contiguous
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also lengths and
-        blocks that are out of range. On other devices these are the caller's to keep: nothing waits for the device
+        blocks that are out of range. On other devices the caller must ensure that they are in range, since nothing
+        waits for the device
     """
     output: Tensor = _paged_attention(
         query,
@@ -118,7 +120,7 @@ def paged_attention(
 
 
 def why_not_native(query: Tensor, rows: PagedRows, scores: ScoreOptions) -> str | None:
-    """Say why the native CPU kernels cannot serve a call; return None if they can."""
+    """Return why the native CPU kernels cannot serve a call, or None if they can."""
     if query.device.type != "cpu":
         return f"native kernels run on the CPU, not on {query.device.type!r}"
     if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -133,7 +135,7 @@ def why_not_native(query: Tensor, rows: PagedRows, scores: ScoreOptions) -> str 
 
 
 def why_not_triton(query: Tensor) -> str | None:
-    """Say why Triton's kernels cannot serve a query; return None if they can."""
+    """Return why Triton kernels cannot serve a query, or None if they can."""
     if query.shape[2] > _LARGEST_TRITON_HEAD:
         return f"Triton kernels take head sizes up to {_LARGEST_TRITON_HEAD}, not {query.shape[2]}"
     if query.shape[2] % 2:
@@ -177,7 +179,7 @@ def _paged_attention(
     check_key_offsets(key_offsets, key_cache, max_context_len)
     if query.numel() == 0:
         return query.new_empty(query.shape)
-    # Kernels read rows of heads, and lengths and tables one after another.
+    # Kernels need adjacent heads per token, and contiguous lengths and tables.
     query = query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous()
     rows = PagedRows(
         block_tables=block_tables.contiguous(),
@@ -228,18 +230,18 @@ def _native(query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOpti
         scale=scores.scale,
         window=scores.window,
         softcap=scores.softcap,
-        products=Products.BFLOAT16 if query.dtype == torch.bfloat16 else Products.FLOAT32,
+        precision=Precision.BFLOAT16 if query.dtype == torch.bfloat16 else Precision.FLOAT32,
     )
     batch = VarlenBatch(rows.cu_seqlens_q, rows.block_tables, rows.context_lens)
-    # A workspace serves one call at a time, and callers may be any threads; a new one costs a microsecond.
+    # A workspace serves one call at a time, and this may be called from any thread; a new one costs a microsecond.
     return native_paged_attention(library.Workspace(native), query, cache, batch, shape, sinks=scores.sinks)
 
 
 def paged_attention_reference(query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOptions) -> Tensor:
-    """Do what :func:`paged_attention` does, row by row, by torch's operations.
+    """Implement :func:`paged_attention` with torch operations, row by row.
 
-    Memory is linear in the context's length. Lengths are read on the host, which waits for what is queued on any device
-    other than the CPU.
+    Memory is linear in the context length. Lengths are read on the host, so on devices other than the CPU the host
+    waits for queued work.
     """
     output = query.new_zeros(query.shape)
     block_size, window = cache.block_size, scores.window
@@ -269,11 +271,12 @@ def paged_decode_attention(
     """Attend with one query token per sequence.
 
     :param query: ``[batch, num_heads, head_dim]``
-    :param slots: ``[batch, length]`` int64: the keys that each sequence sees. Shorter rows are filled up with any slot
-        of the same sequence, never with an unused one: those may hold NaN, which no mask takes out of a product.
-    :param mask: ``[batch, length]`` bool, False where ``slots`` is filled up; None: nowhere
-    :param scores: scale, softcap, slopes and sinks; ``slots`` leave out keys beyond the window
-    :param positions: like ``slots``: of the slots' tokens within their sequences; needed if the cache has key offsets
+    :param slots: ``[batch, length]`` int64: slots of the keys that each sequence sees. Shorter rows are padded with any
+        slot of the same sequence, never with an unused one: that may hold NaN, which a mask does not remove from a
+        product
+    :param mask: ``[batch, length]`` bool, False for padding; None: no padding
+    :param scores: scale, softcap, slopes and sinks; its window is not applied, ``slots`` must exclude keys before it
+    :param positions: like ``slots``: positions of the slots' tokens; needed if the cache has key offsets
     :returns: ``[batch, num_heads, head_dim]``, contiguous
     """
     key, value = _gather(cache, slots, positions, query.dtype)
@@ -288,12 +291,12 @@ def paged_prefill_attention(
     positions: Tensor | None = None,
     blocks: Tensor | None = None,
 ) -> Tensor:
-    """Attend with the last query tokens of one sequence over all its keys in the cache, their own included.
+    """Attend with the last tokens of one sequence over its keys in the cache, their own included.
 
     :param query: ``[num_tokens, num_heads, head_dim]``
-    :param slots: ``[length]`` int64: the sequence's keys in order, the last ``num_tokens`` of them the queries' own
-    :param positions: like ``slots``: of the slots' tokens within the sequence; needed if the cache has key offsets
-    :param blocks: as :func:`~paged_sdk.kernels.attention.prefill_attention` takes them
+    :param slots: ``[length]`` int64: slots of the sequence's keys in order, the last ``num_tokens`` the queries' own
+    :param positions: like ``slots``: positions of the slots' tokens; needed if the cache has key offsets
+    :param blocks: see :func:`~paged_sdk.kernels.attention.prefill_attention`
     :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
     """
     key, value = _gather(cache, slots, positions, query.dtype)
@@ -301,7 +304,7 @@ def paged_prefill_attention(
 
 
 def _gather(cache: LayerCache, slots: Tensor, positions: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Read keys and values of some slots; keys get their offsets back, and are rounded once."""
+    """Read the keys and values of slots. Key offsets are added back before keys are rounded to ``dtype``."""
     value = gather_slots(cache.value, slots, cache.v_scale, dtype)
     if cache.key_offsets is None:
         return gather_slots(cache.key, slots, cache.k_scale, dtype), value

@@ -123,10 +123,10 @@ class PagedAttention(nn.Module):
             )
             return masked_attention(tokens, keys, values, mask, scores).view(query.shape)
         if input_metadata.block_tables is None or key_cache is None or value_cache is None:
-            # Each key is a page of its own: kernels are compiled for one page size, so it must not follow the batch.
+            # Each key is a page of one token: kernels are compiled per page size, which must not depend on the batch.
             key_cache, value_cache = keys[:, None].contiguous(), values[:, None].contiguous()
             k_scale = v_scale = None
-        # FlashAttention's gradient would leave out what went through the cache, so the op, which has none, takes over.
+        # FlashAttention's gradient would omit keys read from the cache, so the op serves here, which has no gradient.
         followed = torch.is_grad_enabled() and any(each.requires_grad for each in (tokens, keys, values))
         if input_metadata.is_prefill and not followed and (prefill := self._prefill(tokens, key_cache, softcap)):
             prefill_rows = input_metadata.prefill_rows(len(tokens), key_cache.shape[1])
@@ -161,7 +161,7 @@ class PagedAttention(nn.Module):
         )
 
     def _prefill(self, tokens: Tensor, key_cache: Tensor, softcap: float | None) -> PagedPrefill | None:
-        """Return what attends in prefills of this layer, or None where the op does without a choice."""
+        """Return the chosen prefill kernel of this layer, or None if there is no choice and the op serves."""
         if self.alibi_slopes is not None or self.scale <= 0 or not _has_choice(tokens):
             return None
         shape = PrefillShape(
@@ -220,7 +220,7 @@ class PagedAttention(nn.Module):
         """
         shape = tuple(mask.shape)
         if metadata.block_tables is not None or metadata.rows.context_lens.numel() != 1:
-            raise ConfigError.of("attention_mask.shape", shape, "None, unless for one sequence without block tables")
+            raise ConfigError.of("attention_mask.shape", shape, "None, except for one sequence without block tables")
         *leading, heads = (1, *shape[:-2])
         if shape[-2:] != (len(tokens), len(keys)) or heads not in (1, self.num_heads) or any(n != 1 for n in leading):
             allowed = f"[{len(tokens)}, {len(keys)}], before that 1 or {self.num_heads} heads"
@@ -231,7 +231,7 @@ class PagedAttention(nn.Module):
 
 
 def _readable(vectors: Tensor) -> Tensor:
-    """Return ``[num_tokens, heads, head_size]`` aligned for FlashAttention, which loads 16 bytes at a time."""
+    """Return vectors aligned for FlashAttention, which loads 16 bytes at a time; copy them if they are not."""
     *strides, adjacent = vectors.stride()
     if adjacent == 1 and not any(place * vectors.itemsize % 16 for place in strides) and vectors.data_ptr() % 16 == 0:
         return vectors
@@ -239,20 +239,20 @@ def _readable(vectors: Tensor) -> Tensor:
 
 
 def _has_choice(tokens: Tensor) -> bool:
-    """Say whether Triton's kernels and FlashAttention may both serve; False while torch traces or compiles."""
+    """Return whether Triton kernels and FlashAttention may both serve; False while torch traces or compiles."""
     if torch.compiler.is_compiling() or type(tokens) is not Tensor or not tokens.is_cuda:
         return False
     return why_not_triton(tokens) is None
 
 
 def _is_recording() -> bool:
-    """Say whether a CUDA graph is being recorded, during which nothing can be timed."""
+    """Return whether a CUDA graph is being recorded, during which nothing can be timed."""
     return torch.cuda.is_current_stream_capturing()
 
 
 @functools.cache
 def _fastest_prefill(shape: PrefillShape) -> PagedPrefill:
-    """Time both once for each kind of layer, as the faster one on a device stays the same."""
+    """Time both kernels and return the faster, once per shape and process."""
     with torch.cuda.device(shape.device):
         choice = faster_for_prefill(shape)
     _log.info("PagedAttention with %d heads of %d: prefill by %s.", shape.num_heads, shape.head_dim, choice)

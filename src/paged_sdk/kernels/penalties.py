@@ -1,7 +1,7 @@
-"""Applies repetition, frequency and presence penalties on the device, where the tokens sampled last already are.
+"""Applies repetition, frequency and presence penalties on the device, which knows the latest tokens before the host.
 
-Occurrences are counted in a table ``[num_seats, V]`` int32, a row for each text: twice as often as the token occurs in
-the output, plus one if it occurs in the prompt.
+Occurrences are counted in a table ``[num_seats, V]`` int32 with one row per sequence: twice the number of occurrences
+in the output, plus 1 if the token occurs in the prompt.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.checks import check_tensor
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton
 from paged_sdk.kernels.penalty_settings import PenaltySettings
 
 __all__ = ["count", "count_reference", "penalize", "penalize_reference"]
 
 
 def penalize(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:
-    """Lower the logits of tokens that occur already, in place: first for repetition, then by frequency and presence.
+    """Penalize tokens that have occurred, in place: first for repetition, then by frequency and presence.
 
     :param logits: ``[N, V]`` float32, columns adjacent
     :param occurrences: ``[num_seats, V]`` int32, contiguous
@@ -26,38 +26,36 @@ def penalize(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> 
     check_tensor("logits", logits, ("N", "V"), (torch.float32,), logits.device)
     check_tensor("occurrences", occurrences, ("num_seats", logits.shape[1]), (torch.int32,), logits.device)
     settings.check(len(logits), logits.device)
-    if (reason := why_not_triton(logits)) is None:
+    if runs_on_triton("penalize", logits):
         from paged_sdk.kernels.triton import penalties as triton_kernels
 
         with device_of(logits):
             triton_kernels.penalize(logits, occurrences, settings)
-        return
-    log_fallback("penalize", reason)
-    penalize_reference(logits, occurrences, settings)
+    else:
+        penalize_reference(logits, occurrences, settings)
 
 
 def count(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> None:
-    """Count the token that each row's output has gained, in place.
+    """Count the token that each row has just sampled, in place.
 
     :param occurrences: ``[num_seats, V]`` int32, contiguous
-    :param tokens: ``[N]`` int64; below 0: none
+    :param tokens: ``[N]`` int64; negative: none
     :raises ConfigError: shapes, dtypes or devices do not fit
     """
     check_tensor("occurrences", occurrences, ("num_seats", "V"), (torch.int32,), tokens.device)
     check_tensor("tokens", tokens, ("N",), (torch.int64,), tokens.device)
     settings.check(len(tokens), tokens.device)
-    if (reason := why_not_triton(tokens)) is None:
+    if runs_on_triton("count", tokens):
         from paged_sdk.kernels.triton import penalties as triton_kernels
 
         with device_of(tokens):
             triton_kernels.count(occurrences, settings, tokens)
-        return
-    log_fallback("count", reason)
-    count_reference(occurrences, settings, tokens)
+    else:
+        count_reference(occurrences, settings, tokens)
 
 
 def penalize_reference(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:
-    """Do what :func:`penalize` does, by torch's operations."""
+    """Implement :func:`penalize` with torch operations."""
     counted = occurrences[settings.seats.clamp(min=0)].where(settings.seats[:, None] >= 0, 0)
     in_output = counted >> 1
     repetition, frequency, presence = (
@@ -69,6 +67,6 @@ def penalize_reference(logits: Tensor, occurrences: Tensor, settings: PenaltySet
 
 
 def count_reference(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> None:
-    """Do what :func:`count` does, by torch's operations; waits for the device."""
+    """Implement :func:`count` with torch operations; waits for the device."""
     counts = (settings.seats >= 0) & (tokens >= 0)
     occurrences[settings.seats[counts], tokens[counts]] += 2

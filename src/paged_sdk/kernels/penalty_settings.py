@@ -1,4 +1,4 @@
-"""Says by how much a token's earlier occurrences lower its logit."""
+"""Holds the settings of repetition, frequency and presence penalties on the device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["PenaltySettings"]
 
 @frozen(eq=False)
 class PenaltySettings:
-    """Holds the penalties of N rows. A table counts how often tokens occur, in a row for each text, which is its seat.
+    """Holds the penalties of N rows, and their seats: the sequences' rows in a table of token counts.
 
     :ivar seats: ``[N]`` int64, distinct: each row's seat in the table; -1: the row has no penalties and is not counted
-    :ivar repetition: ``[N]`` float32, above 0, of tokens that occur in prompt or output: their logits are divided by it
-        if they are above zero, and multiplied if not (Keskar et al., "CTRL", 2019, arXiv 1909.05858)
+    :ivar repetition: ``[N]`` float32, above 0: logits of tokens that occur in prompt or output are divided by it if
+        positive, multiplied if not (Keskar et al., "CTRL", 2019, arXiv 1909.05858)
     :ivar frequency: ``[N]`` float32, subtracted for each occurrence in the output
-    :ivar presence: ``[N]`` float32, subtracted once if there is one
+    :ivar presence: ``[N]`` float32, subtracted once if the token occurs in the output
     """
 
     seats: Tensor
@@ -28,7 +28,7 @@ class PenaltySettings:
     presence: Tensor
 
     def check(self, num_rows: int, device: torch.device) -> None:
-        """Check that these are settings for so many rows on this device.
+        """Check that the settings are for ``num_rows`` rows on this device.
 
         :raises ConfigError: shapes, dtypes or devices do not fit
         """

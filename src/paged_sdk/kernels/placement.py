@@ -1,4 +1,4 @@
-"""Say which device each part of a model is on, and carry tensors from one to the next."""
+"""Map the parts of a model to devices, and copy tensors between them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-__all__ = ["LayerSpan", "Placement", "carried", "working_on"]
+__all__ = ["LayerSpan", "Placement", "moved_to", "working_on"]
 
 
 @frozen
 class LayerSpan:
-    """Names layers that follow one another on one device.
+    """Names consecutive layers on one device.
 
-    :ivar layers: their numbers
+    :ivar layers: the numbers of the layers
     """
 
     device: torch.device
@@ -26,11 +26,11 @@ class LayerSpan:
 
 @frozen(kw_only=True)
 class Placement:
-    """Says which device each part of a model is on.
+    """Maps each part of a model to a device.
 
-    :ivar embedding: the token embeddings, and what a step begins with: its tokens and positions
-    :ivar layers: each layer with its KV, in order; the last norm is with the last of them
-    :ivar head: the output projection, and the logits
+    :ivar embedding: device of the token embeddings and of a step's tokens and positions
+    :ivar layers: device of each layer and its KV; the final norm is on the last layer's device
+    :ivar head: device of the output projection and the logits
     """
 
     embedding: torch.device
@@ -39,22 +39,22 @@ class Placement:
 
     @classmethod
     def on(cls, device: torch.device, num_layers: int) -> Placement:
-        """Put all of a model on one device."""
+        """Place a whole model on one device."""
         return cls(embedding=device, layers=(device,) * num_layers, head=device)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Return all devices, each once, in the order in which a step comes to them."""
+        """Return the distinct devices in the order in which a step uses them."""
         return tuple(dict.fromkeys((self.embedding, *self.layers, self.head)))
 
     @property
     def is_one_device(self) -> bool:
-        """Say whether everything is on the same device."""
+        """Return whether the whole model is on one device."""
         return len(self.devices) == 1
 
     @property
     def spans(self) -> tuple[LayerSpan, ...]:
-        """Return the layers, as few spans as they make."""
+        """Return the layers as maximal spans of consecutive layers on one device."""
         numbered = groupby(enumerate(self.layers), key=lambda pair: pair[1])
         found = [(device, [number for number, _ in group]) for device, group in numbered]
         return tuple(LayerSpan(device, range(numbers[0], numbers[-1] + 1)) for device, numbers in found)
@@ -64,17 +64,17 @@ class Placement:
         return tuple(number for number, own in enumerate(self.layers) if own == device)
 
     def __str__(self) -> str:
-        """Return it as a log line has it."""
+        """Describe the placement for the log."""
         if self.is_one_device:
             return str(self.embedding)
         spans = (f"layers {span.layers.start}-{span.layers.stop} on {span.device}" for span in self.spans)
         return f"embeddings on {self.embedding}, {', '.join(spans)}, output projection on {self.head}"
 
 
-def carried(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device: itself, where it is there already.
+def moved_to(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device, without a copy if it is there already.
 
-    Between CUDA devices the host does not wait: what is launched later on either comes after the copy.
+    Between CUDA devices the host does not wait: work launched later on either device runs after the copy.
     """
     return tensor.to(device, non_blocking=tensor.is_cuda and device.type == "cuda")
 

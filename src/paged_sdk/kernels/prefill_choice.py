@@ -1,6 +1,7 @@
-"""Chooses what attends in prefills on a CUDA device: Triton's kernels, or torch's FlashAttention if it is faster.
+"""Chooses the prefill attention on a CUDA device: the Triton kernels, or torch's FlashAttention if it is faster.
 
-Pages of an f8e4m3 cache are decoded for all tiles of queries of a sequence at once, where these are many.
+For rows with many query tokens over an f8e4m3 cache, keys and values are first decoded to memory, once for all query
+tiles.
 """
 
 from __future__ import annotations
@@ -23,45 +24,45 @@ from paged_sdk.kernels.triton.availability import num_multiprocessors
 
 __all__ = ["PagedPrefill", "PrefillShape", "compare_prefills", "faster_for_prefill", "microseconds"]
 
-# FlashAttention takes so many query tokens of one head at once. Fewer tiles than multiprocessors leave some of these
-# idle, where Triton's kernels split long contexts among all.
+# Query tokens of one head in a FlashAttention tile. With fewer tiles than multiprocessors some of these would be idle,
+# where the Triton kernels split long contexts among all of them.
 _TILE: Final = 128
-# A sequence's keys are decoded before they are attended to, rather than by each tile of queries anew, where so many
-# query tokens of its rows, times the query heads of a KV head, see them. Compiled for compute capability 9.0, 128 of
-# these take 90 cycles for 1,000 times a key with decoded keys, and 164 with keys to decode: 0.04 ns for each key on an
-# H100. To decode a key and its value into memory is to move 776 bytes, 0.23 ns.
+# Keys are decoded to memory first, instead of by each query tile, if rows have at least this many query tokens times
+# query heads per KV head. Compiled for compute capability 9.0, 1,000 query-key products take 90 cycles with decoded
+# keys and 164 with f8e4m3 keys, so 128 queries save 0.04 ns per key on an H100's 132 multiprocessors. Decoding a key
+# and its value to memory moves 776 bytes: 0.23 ns, six times as much.
 _WORTH_DECODING: Final = 768
-# At most so many bytes of keys and values are gathered at once, 65,536 tokens of 8 heads of 128 elements in 16 bits:
-# KV blocks cannot use this memory.
+# Limit on the keys and values gathered at once: 65,536 tokens of 8 heads of 128 elements in 16 bits. This memory is
+# lost to KV blocks.
 _MOST_GATHERED_BYTES: Final = 2**28
 
 # (query tokens, context length) of rows whose results are compared. One continues a sequence, so keys are gathered.
 _COMPARED_ROWS: Final = ((1024, 2048), (1024, 1024))
-# These are timed: so many that a device takes longer than a host takes to launch. On an H200 with 32 heads of 128
-# elements, Triton takes 0.1 ms for the rows above and torch 0.17, and launching took longer than either: torch, which
-# has less to launch, was chosen.
+# Rows that are timed: enough that the device takes longer than the host takes to launch. On an H200 with 32 heads of
+# 128 elements, Triton takes 0.1 ms for the rows above and torch 0.17, but launching took longer than either, and torch
+# was chosen because it launches less.
 _TIMED_ROWS: Final = ((4096, 8192),)
 _ROUNDS: Final = 5
 _CALLS: Final = 3  # in a row, so that the device does not wait for each launch
-# The error of a head's vector relative to its length: rounding to bfloat16 makes 2**-8 of it; one key too few or too
-# many, among the first tokens, where keys are few, about 1.
+# Largest error of a head's output vector relative to its norm. Rounding to bfloat16 causes 2**-8; a missing or extra
+# key causes about 1 in the first tokens, which see few keys.
 _LARGEST_DIFFERENCE: Final = 2.0**-5
-_WORTHWHILE: Final = 1.05  # times as fast: less may be the clock's noise
+_WORTHWHILE: Final = 1.05  # times as fast; less may be timing noise
 
 
 PagedAttentionKernel: TypeAlias = Callable[[Tensor, LayerCache, PagedRows, ScoreOptions], Tensor]
-"""It attends with queries over pages, like :func:`~paged_sdk.kernels.paged_attention.paged_attention_reference`."""
+"""Computes paged attention, like :func:`~paged_sdk.kernels.paged_attention.paged_attention_reference`."""
 
 
 @frozen(kw_only=True)
 class PrefillShape:
-    """Describes a layer's attention as far as the choice depends on it.
+    """Describes the properties of a layer's attention that the choice depends on.
 
     :ivar dtype: of queries
     :ivar scale: multiplies the scores; above 0
-    :ivar window: keys that a query sees, its own included; None: all
+    :ivar window: number of keys that a query sees, its own included; None: all
     :ivar softcap: scores become ``softcap * tanh(score / softcap)``
-    :ivar quantized: the cache is f8e4m3
+    :ivar quantized: whether the cache is f8e4m3
     """
 
     num_heads: int
@@ -76,18 +77,18 @@ class PrefillShape:
     quantized: bool = False
 
     def window_of(self, rows: PrefillRows) -> int | None:
-        """Return the window, or None if all contexts of the rows fit into it."""
+        """Return the window, or None if all contexts of the rows fit in it."""
         return None if self.window is None or self.window >= rows.max_context_len else self.window
 
 
 @frozen(kw_only=True, eq=False)
 class PagedPrefill:
-    """Attends with a step's prefill rows by what was chosen for one kind of layer. ``str()`` describes it for the log.
+    """Computes prefill attention with the kernel chosen for a layer shape. ``str()`` describes the choice for the log.
 
-    :ivar shape: the kind of layer
-    :ivar paged: Triton's paged attention, which serves what flash does not
-    :ivar flash: torch's FlashAttention, where it is the faster one; None: it never serves
-    :ivar reason: why this was chosen
+    :ivar shape: the layer shape
+    :ivar paged: Triton's paged attention, for rows that ``flash`` does not serve
+    :ivar flash: torch's FlashAttention if it is faster, else None
+    :ivar reason: the reason for the choice
     """
 
     shape: PrefillShape
@@ -97,12 +98,12 @@ class PagedPrefill:
 
     @property
     def name(self) -> str:
-        """Return the name of what serves long prefills."""
+        """Return the name of the kernel that serves long prefills."""
         return "Triton" if self.flash is None else "torch flash"
 
     @property
     def most_gathered_bytes(self) -> int:
-        """Return how many bytes the keys gathered from their pages take at most."""
+        """Return the most bytes that gathered keys and values may take."""
         return 0 if self.flash is None and not self.shape.quantized else _MOST_GATHERED_BYTES
 
     def __str__(self) -> str:
@@ -118,11 +119,10 @@ class PagedPrefill:
         *,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Attend over a cache to which the rows' keys and values are written already.
+        """Attend over a cache to which the rows' keys and values are already written.
 
         :param query: ``[num_tokens, num_heads, head_dim]`` of the shape's dtype, elements of heads adjacent
-        :param key: ``[num_tokens, num_kv_heads, head_dim]``, of the rows' own tokens, position applied; ``value``
-            likewise
+        :param key: ``[num_tokens, num_kv_heads, head_dim]``: the rows' own keys, already rotated; ``value`` likewise
         :param out: like ``query``, written and returned; None: a new tensor
         :returns: ``[num_tokens, num_heads, head_dim]`` of the query's dtype
         """
@@ -139,7 +139,7 @@ class PagedPrefill:
         return output if out is None else out.copy_(output)
 
     def suits(self, rows: PrefillRows) -> bool:
-        """Say whether these rows are to be served here, and not by Triton's kernels over the pages as they are."""
+        """Return whether to serve these rows here, instead of with the Triton kernels on the pages as they are."""
         shape = self.shape
         if self.flash is None and not shape.quantized:
             return False
@@ -156,12 +156,12 @@ class PagedPrefill:
 
 
 def faster_for_prefill(shape: PrefillShape) -> PagedPrefill:
-    """Time both on some prefill rows and return the faster one.
+    """Time both kernels on prefill rows and return the faster one.
 
-    It takes some 50 ms and 150 MB of the device, and is called once for each kind of layer when an engine starts. If
-    torch's FlashAttention fails, that is a reason not to choose it and raises nothing.
+    Takes some 50 ms and 150 MB of the device; called once per layer shape when an engine starts. If torch's
+    FlashAttention raises, Triton is chosen and nothing is raised.
 
-    :param shape: of layers that Triton's kernels serve
+    :param shape: a layer shape that the Triton kernels serve
     """
     from paged_sdk.kernels.triton.paged_attention import paged_attention
 
@@ -177,29 +177,29 @@ def compare_prefills(
     flash: VarlenAttention,
     time: Callable[[Callable[[], Tensor]], float],
 ) -> PagedPrefill:
-    """Choose ``flash`` if its results are those of ``paged`` and it is faster, else ``paged``.
+    """Choose ``flash`` if its results agree with those of ``paged`` and it is faster, else ``paged``.
 
-    :param time: measures how long a call takes
+    :param time: measures the duration of a call
     """
     try:
-        by_paged, by_flash = _both_ways(shape, paged, flash, _COMPARED_ROWS)
+        by_paged, by_flash = _both_calls(shape, paged, flash, _COMPARED_ROWS)
         difference = _difference(by_flash(), by_paged())
-        by_paged, by_flash = _both_ways(shape, paged, flash, _TIMED_ROWS)
+        by_paged, by_flash = _both_calls(shape, paged, flash, _TIMED_ROWS)
         speed = time(by_paged) / time(by_flash)
     except Exception as error:
         message = next(iter(str(error).splitlines()), "no message")
         return _only_paged(shape, paged, f"{type(error).__name__}: {message}")
-    if not difference <= _LARGEST_DIFFERENCE:  # NaN is not
+    if not difference <= _LARGEST_DIFFERENCE:  # also true for NaN
         return _only_paged(shape, paged, f"its results differ, by {difference:.1%} of a vector")
     if speed < _WORTHWHILE:
         return _only_paged(shape, paged, f"{speed:.2f} x as fast")
     return PagedPrefill(shape=shape, paged=paged, flash=flash, reason=f"{speed:.2f} x as fast as Triton")
 
 
-def _both_ways(
+def _both_calls(
     shape: PrefillShape, paged: PagedAttentionKernel, flash: VarlenAttention, rows_of: Sequence[tuple[int, int]]
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """Return calls of both with rows of these query tokens and contexts: ``paged``'s and ``flash``'s."""
+    """Return a call of ``paged`` and one of ``flash`` on the same random rows of these query tokens and contexts."""
     batch = _random_batch(shape, rows_of)
     by_paged = partial(_only_paged(shape, paged, "being timed"), *batch)
     window, out = shape.window_of(batch[-1]), torch.empty_like(batch[0])
@@ -207,11 +207,11 @@ def _both_ways(
 
 
 def microseconds(call: Callable[[], object], device: torch.device) -> float:
-    """Measure the time of a call on a CUDA device, for which it waits; return the median of some rounds."""
+    """Measure the duration of a call on a CUDA device, as the median of some rounds; wait for the device."""
     stream = torch.cuda.current_stream(device)
     event: Any = torch.cuda.Event  # it has no annotations
     times: list[float] = []
-    call()  # compiles what has to be
+    call()  # compiles kernels
     for _ in range(_ROUNDS):
         begin, end = event(enable_timing=True), event(enable_timing=True)
         begin.record(stream)
@@ -230,7 +230,7 @@ def _only_paged(shape: PrefillShape, paged: PagedAttentionKernel, why_not_flash:
 def _random_batch(
     shape: PrefillShape, rows_of: Sequence[tuple[int, int]]
 ) -> tuple[Tensor, Tensor, Tensor, LayerCache, PrefillRows]:
-    """Return arguments to time a :class:`PagedPrefill` with: random vectors, and blocks in random order.
+    """Return arguments of a :class:`PagedPrefill` for timing: random vectors, and blocks in random order.
 
     :param rows_of: query tokens and context length of each row
     """
@@ -256,7 +256,7 @@ def _random_batch(
     random = partial(torch.randn, generator=generator, dtype=shape.dtype, device=device)
     pages = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
     cache = LayerCache(random(pages), random(pages))
-    key, value = (each.flatten(0, 1)[: rows.num_tokens] for each in cache.tensors)  # not looked at
+    key, value = (each.flatten(0, 1)[: rows.num_tokens] for each in cache.tensors)  # not read
     if shape.quantized:
         (codes, k_scale), (more_codes, v_scale) = map(quantize_f8e4m3, cache.tensors)
         cache = LayerCache(codes, more_codes, k_scale, v_scale)
@@ -264,6 +264,6 @@ def _random_batch(
 
 
 def _difference(output: Tensor, expected: Tensor) -> float:
-    """Return the largest error of a head's vector, relative to its length."""
+    """Return the largest error of a head's output vector, relative to the vector's norm."""
     error = (output.float() - expected.float()).norm(dim=-1)
     return float((error / expected.float().norm(dim=-1)).max())

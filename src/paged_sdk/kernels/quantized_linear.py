@@ -1,6 +1,6 @@
-"""Computes linear layers whose weights stay quantized: Triton's kernels do so on CUDA; elsewhere all are decoded first.
+"""Computes linear layers with quantized weights: with Triton kernels on CUDA; elsewhere weights are decoded first.
 
-Each function is a custom op of ``torch.ops.paged_sdk`` too, which takes the parts of a matrix one by one.
+Each function is also a custom op in ``torch.ops.paged_sdk``, which takes the parts of a matrix as separate tensors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.activation import GatedActivation, gated_activation_reference
 from paged_sdk.kernels.checks import FLOATS, check_tensor
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton
 from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 def quantized_linear(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None = None) -> Tensor:
     """Compute ``x @ weight.T + bias``, summed in float32.
 
-    With more than one row of float16 or bfloat16, Triton's kernels round weights to that dtype before the product.
+    With more than one row of float16 or bfloat16, the Triton kernels round weights to that dtype before the product.
 
     :param x: ``[num_rows, cols]`` float32, float16 or bfloat16
     :param bias: ``[rows]`` of the dtype of ``x``, or None
@@ -40,7 +40,7 @@ def quantized_linear(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None =
 def quantized_swiglu(
     x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, activation: GatedActivation = "silu"
 ) -> Tensor:
-    """Compute ``activation(x @ gate.T) * (x @ up.T)``; with one row, one kernel does so.
+    """Compute ``activation(x @ gate.T) * (x @ up.T)``; for one row, in one kernel.
 
     :param x: ``[num_rows, cols]`` float32, float16 or bfloat16
     :param gate: ``[size, cols]``; ``up`` likewise, of any type
@@ -52,7 +52,7 @@ def quantized_swiglu(
 
 
 def quantized_linear_reference(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None = None) -> Tensor:
-    """Do what :func:`quantized_linear` does, by torch's operations."""
+    """Implement :func:`quantized_linear` with torch operations."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return F.linear(x.to(wide), matrix.decoded(wide), None if bias is None else bias.to(wide)).to(x.dtype)
 
@@ -60,7 +60,7 @@ def quantized_linear_reference(x: Tensor, matrix: TritonBlockMatrix, bias: Tenso
 def quantized_swiglu_reference(
     x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, activation: GatedActivation = "silu"
 ) -> Tensor:
-    """Do what :func:`quantized_swiglu` does, by torch's operations."""
+    """Implement :func:`quantized_swiglu` with torch operations."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     both = torch.cat((quantized_linear_reference(wide, gate), quantized_linear_reference(wide, up)), dim=1)
     return gated_activation_reference(both, activation).to(x.dtype)
@@ -82,12 +82,11 @@ def _linear(
     check_tensor("x", x, ("num_rows", cols), FLOATS, quants.device)
     if bias is not None:
         check_tensor("bias", bias, (matrix.rows,), (x.dtype,), x.device)
-    if (reason := why_not_triton(x)) is None:
+    if runs_on_triton("quantized_linear", x):
         from paged_sdk.kernels.triton import quantized_linear as triton_kernels
 
         with device_of(x):
             return triton_kernels.quantized_linear(x, matrix, bias)
-    log_fallback("quantized_linear", reason)
     return quantized_linear_reference(x, matrix, bias)
 
 
@@ -120,12 +119,11 @@ def _swiglu(
     if (up.rows, up.chunks) != (gate.rows, gate.chunks):
         raise ConfigError.of("up", f"{up.rows} rows", f"{gate.rows} rows of {cols} columns, as gate has")
     kind: GatedActivation = "silu" if activation == "silu" else "gelu_tanh"
-    if (reason := why_not_triton(x)) is None:
+    if runs_on_triton("quantized_swiglu", x):
         from paged_sdk.kernels.triton import quantized_linear as triton_kernels
 
         with device_of(x):
             return triton_kernels.quantized_swiglu(x, gate, up, kind)
-    log_fallback("quantized_swiglu", reason)
     return quantized_swiglu_reference(x, gate, up, kind)
 
 

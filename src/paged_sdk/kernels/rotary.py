@@ -1,4 +1,4 @@
-"""Applies rotary position embedding (Su et al., 2021, arXiv 2104.09864), and writes the KV cache with it."""
+"""Applies rotary position embeddings (Su et al., 2021, arXiv 2104.09864), with the KV cache write in the same call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.checks import FLOATS, check_key_cache, check_slots, check_tensor
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton
 from paged_sdk.kernels.key_offsets import check_key_offsets
 from paged_sdk.kernels.kv_cache import write_slots
 
@@ -20,10 +20,10 @@ __all__ = ["Rotation", "rotate_and_cache", "rotate_and_cache_reference", "side_b
 
 @frozen
 class Rotation:
-    """Holds the rotary embedding at a step's positions, for n frequencies; it is made once per step for all layers.
+    """Holds the rotary embedding at a step's positions, for n frequencies; made once per step for all layers.
 
     :ivar cosines: ``[num_tokens, n]`` float32, contiguous
-    :ivar sines: likewise; the second of a pair gains sine times the first
+    :ivar sines: likewise. A pair ``(a, b)`` becomes ``(a cos - b sin, b cos + a sin)``
     """
 
     cosines: Tensor
@@ -52,8 +52,8 @@ class Rotation:
 
 
 def side_by_side_to_halves(heads: Tensor, rotary_dim: int) -> Tensor:
-    """Reorder the rotated elements of each head from pairs of neighbours to two halves, which is how all kernels pair
-    them. Scores do not change, since queries and keys are reordered alike.
+    """Reorder the rotated elements of each head from interleaved pairs to two halves, the layout of all kernels. Scores
+    do not change, since queries and keys are reordered alike.
 
     :param heads: ``[..., head_dim]``
     :param rotary_dim: leading elements that are rotated
@@ -75,18 +75,18 @@ def rotate_and_cache(
 ) -> None:
     """Rotate queries and keys in place, and write keys and values into their slots.
 
-    The first 2n elements of each head are rotated, element i with element n + i, as :meth:`Rotation.rotate_` does:
-    in float32, rounded once.
+    The first 2n elements of each head are rotated, element i with element n + i (see :meth:`Rotation.rotate_`), in
+    float32 and rounded once.
 
     :param query: ``[num_tokens, num_heads, head_dim]`` float32, float16 or bfloat16, changed in place; may be a view
         with adjacent elements of heads, as may ``key`` and ``value``
     :param key: ``[num_tokens, num_kv_heads, head_dim]``, changed in place
     :param value: like ``key``
-    :param cosines: ``[num_tokens, n]`` float32, contiguous, of the tokens' positions; ``sines`` likewise
-    :param cache: changed in place; ``key`` stays whole where the cache has key offsets
+    :param cosines: ``[num_tokens, n]`` float32, contiguous, at the tokens' positions; ``sines`` likewise
+    :param cache: changed in place. Key offsets are subtracted from stored keys only, not from ``key``
     :param slot_mapping: as in :func:`paged_sdk.kernels.kv_cache.reshape_and_cache`
-    :param positions: ``[num_tokens]`` int64 of each token within its sequence, where the cache has key offsets;
-        tokens that are not written may have a negative one
+    :param positions: ``[num_tokens]`` int64: position of each token in its sequence, if and only if the cache has key
+        offsets; may be negative for tokens that are not written
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also slots past the
         cache's end and positions past the key offsets
     """
@@ -118,15 +118,13 @@ def rotate_and_cache(
         check_slots(slot_mapping, len(cache.key) * cache.block_size)
         num_positions = 0 if positions is None else int(positions.numpy().max(initial=-1)) + 1
     check_key_offsets(cache.key_offsets, cache.key, num_positions)
-    serve = rotate_and_cache_reference
-    if (reason := why_not_triton(query)) is None:
+    if runs_on_triton("rotate_and_cache", query):
         from paged_sdk.kernels.triton import rotary as triton_kernels
 
-        serve = triton_kernels.rotate_and_cache
+        with device_of(query):
+            triton_kernels.rotate_and_cache(query, key, value, cosines, sines, cache, slot_mapping, positions)
     else:
-        log_fallback("rotate_and_cache", reason)
-    with device_of(query):
-        serve(query, key, value, cosines, sines, cache, slot_mapping, positions)
+        rotate_and_cache_reference(query, key, value, cosines, sines, cache, slot_mapping, positions)
 
 
 def rotate_and_cache_reference(
@@ -139,7 +137,7 @@ def rotate_and_cache_reference(
     slot_mapping: Tensor,
     positions: Tensor | None = None,
 ) -> None:
-    """Do what :func:`rotate_and_cache` does, by torch's operations."""
+    """Implement :func:`rotate_and_cache` with torch operations."""
     n = cosines.shape[1]
     cos, sin = cosines[:, None], sines[:, None]
     for heads in (query, key):

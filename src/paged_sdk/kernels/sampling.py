@@ -1,12 +1,13 @@
-"""Chooses the likeliest token of each row, or draws one, on the device and without waiting for it.
+"""Samples the token of each row on the device, greedily or at random, without waiting for the device.
 
-A draw inverts the CDF over what temperature, top-k and min-p leave of the vocabulary, in the order of token ids, at a
-random number that is a function of the row's stream and position alone: results do not depend on the batch.
+A draw inverts the CDF over the tokens kept by top-k and min-p, in the order of token ids, at a random number that
+depends only on the row's stream and position. So results do not depend on the batch.
 
-Top-p works by rejection, which draws from the same distribution: if the tokens likelier than the one drawn make up the
-share p, one of these is drawn instead, with another number. A first draw is accepted with probability p or more, and
-judging it takes only the likelier tokens, whereas finding the least likely token that is kept takes several passes over
-a flat distribution. Xing et al., "Sorting-free GPU kernels for LLM sampling" (FlashInfer, 2025), reject in this way.
+Top-p uses rejection, which draws from the same distribution: if the tokens likelier than the drawn one already sum to
+the share p, one of these is drawn instead, with another random number. The first draw is accepted with a probability of
+at least p, and checking it only needs the sum over likelier tokens, whereas finding the top-p threshold takes several
+passes if the distribution is flat. The method is that of Xing et al., "Sorting-free GPU kernels for LLM sampling"
+(FlashInfer, 2025).
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from torch import Tensor
 
 from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.draw_settings import NEXT_TRY, DrawSettings
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton
 
 __all__ = ["NOT_DRAWN", "argmax", "argmax_reference", "draw", "draw_reference", "uniforms"]
 
 NOT_DRAWN = -1
-"""It stands for a token id where no token can be chosen: all logits are -inf, or one is NaN or +inf."""
+"""Returned instead of a token id if no token can be sampled: all logits are -inf, or one is NaN or +inf."""
 
 # SplitMix64's constants, as torch's signed integers.
 _GAMMA: Final = 0x9E3779B97F4A7C15 - 2**64
@@ -32,48 +33,46 @@ _SECOND_FACTOR: Final = 0x94D049BB133111EB - 2**64
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Return the likeliest token of each row, the lowest id among equals.
+    """Return the likeliest token of each row; the lowest id if several are equal.
 
     :param logits: ``[N, V]`` float32, V at least 1, columns adjacent
     :returns: ``[N]`` int64, :data:`NOT_DRAWN` where the largest logit is not finite
     :raises ConfigError: shape or dtype do not fit
     """
     check_tensor("logits", logits, ("N", "V"), (torch.float32,), logits.device)
-    if (reason := why_not_triton(logits)) is None:
+    if runs_on_triton("argmax", logits):
         from paged_sdk.kernels.triton import sampling as triton_kernels
 
         with device_of(logits):
             return triton_kernels.argmax(logits)
-    log_fallback("argmax", reason)
     return argmax_reference(logits)
 
 
 def draw(logits: Tensor, settings: DrawSettings) -> Tensor:
-    """Draw a token of each row, by weight ``exp(logit / temperature)``, from those that the settings keep.
+    """Sample a token of each row from the tokens that the settings keep, with weights ``exp(logit / temperature)``.
 
     :param logits: ``[N, V]`` float32, V at least 1, columns adjacent
-    :returns: ``[N]`` int64, :data:`NOT_DRAWN` where no token can be chosen
+    :returns: ``[N]`` int64, :data:`NOT_DRAWN` where no token can be sampled
     :raises ConfigError: shapes, dtypes or devices do not fit
     """
     check_tensor("logits", logits, ("N", "V"), (torch.float32,), logits.device)
     settings.check(len(logits), logits.device)
-    if (reason := why_not_triton(logits)) is None:
+    if runs_on_triton("draw", logits):
         from paged_sdk.kernels.triton import sampling as triton_kernels
 
         with device_of(logits):
             return triton_kernels.draw(logits, settings)
-    log_fallback("draw", reason)
     return draw_reference(logits, settings)
 
 
 def argmax_reference(logits: Tensor) -> Tensor:
-    """Do what :func:`argmax` does, by torch's operations."""
+    """Implement :func:`argmax` with torch operations."""
     values, tokens = logits.max(dim=-1)
     return torch.where(values.isfinite(), tokens, NOT_DRAWN)
 
 
 def draw_reference(logits: Tensor, settings: DrawSettings) -> Tensor:
-    """Do what :func:`draw` does, by torch's operations; wait for the device to learn whether all draws are accepted."""
+    """Implement :func:`draw` with torch operations; waits for the device to check whether all draws are accepted."""
     likeliest = argmax_reference(logits)
     is_fixed = (settings.temperature == 0) | (likeliest == NOT_DRAWN)
     temperature = torch.where(is_fixed, 1.0, settings.temperature)[:, None]
@@ -95,14 +94,14 @@ def draw_reference(logits: Tensor, settings: DrawSettings) -> Tensor:
 
 
 def _inverse_cdf(weights: Tensor, numbers: Tensor) -> Tensor:
-    """Return the token of each row where the cumulative weight passes the row's number in [0, 1), ``[N, 1]``."""
+    """Return ``[N, 1]``: the token of each row where the cumulative weight passes the row's random number in [0, 1)."""
     cumulative = weights.cumsum(dim=-1)
     targets = numbers[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, targets, right=True).clamp(max=weights.shape[-1] - 1)
 
 
 def uniforms(streams: Tensor, positions: Tensor) -> Tensor:
-    """Return random numbers in [0, 1) with 53 bits, each at a position of a stream.
+    """Return random numbers in [0, 1) with 53 bits, each at a position in a stream.
 
     The generator is SplitMix64 (Steele, Lea and Flood, 2014).
 
@@ -117,5 +116,5 @@ def uniforms(streams: Tensor, positions: Tensor) -> Tensor:
 
 
 def _shift(bits: Tensor, count: int) -> Tensor:
-    """Shift bits to the right, with zeros from the left."""
+    """Shift right logically: zeros enter from the left."""
     return (bits >> count) & ((1 << (64 - count)) - 1)

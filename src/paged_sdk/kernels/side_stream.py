@@ -1,4 +1,4 @@
-"""Runs operations on a device beside those that were launched before them."""
+"""Runs device operations concurrently with operations that were launched earlier."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["SideStream"]
 
 
 class SideStream:
-    """Lets the host wait for some operations on a CUDA device while many others are under way there.
+    """Runs operations on a high-priority CUDA stream, so that the host can wait for them alone while others are queued.
 
-    They go before others that have not begun. On other devices everything runs in the order of the calls.
+    On other devices operations run in the order of the calls.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -24,7 +24,7 @@ class SideStream:
         self._stream = streams.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def mark(self) -> Any:
-        """Return what :meth:`beside` takes for what was launched until now."""
+        """Record the operations launched so far, and return the mark that :meth:`beside` takes."""
         if self._stream is None:
             return None
         event = self._event()
@@ -33,10 +33,10 @@ class SideStream:
 
     @contextmanager
     def beside(self, mark: Any) -> Iterator[None]:
-        """Launch the operations of a block beside what was launched since a mark, and wait for them at its end.
+        """Run the block's operations concurrently with those launched since the mark; wait for them at the block's end.
 
-        They may read tensors that were made before the mark. These, and what the block makes, may be dropped as soon as
-        it has ended.
+        The operations may read tensors made before the mark. These, and tensors made in the block, may be freed once
+        the block has ended.
         """
         if self._stream is None:
             yield

@@ -1,6 +1,7 @@
-"""Defines the data that goes through a model with the tokens of one step.
+"""Defines the per-step data that a model's layers receive.
 
-It stands below ``attention/``, which makes the steps, and below ``quant/``, whose layers receive them.
+The module is in ``kernels/`` because it must be below both ``attention/``, which makes the steps, and ``quant/``, whose
+layers receive them.
 """
 
 from __future__ import annotations
@@ -14,34 +15,34 @@ from torch import Tensor
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.lora_slots import SlotRows
 from paged_sdk.kernels.native.paged_attention import NativeRows
-from paged_sdk.kernels.placement import carried
+from paged_sdk.kernels.placement import moved_to
 from paged_sdk.kernels.rotary import Rotation
 
 __all__ = ["AttentionStep", "InsertedRows", "StepContext"]
 
 
 class AttentionStep(ABC):
-    """Computes attention for all layers in one step: the indices are made once, and each layer uses them."""
+    """Computes attention for all layers of one step, with indices that are made once per step."""
 
     @abstractmethod
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Write the new keys and values to the cache, then attend.
 
         :param query: ``[num_tokens, num_heads, head_dim]``, the tokens of all rows in the order of the rows
-        :param key: ``[num_tokens, num_kv_heads, head_dim]``, position already applied; ``value`` likewise
+        :param key: ``[num_tokens, num_kv_heads, head_dim]``, already rotated; ``value`` likewise
         :param sinks: see :attr:`~paged_sdk.kernels.attention_inputs.ScoreOptions.sinks`
         :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
         """
 
     @property
     def native_rows(self) -> NativeRows | None:
-        """Return the step's rows as the native CPU kernels take them, or None where these cannot read the cache."""
+        """Return the step's rows in the native CPU kernels' form, or None if these kernels cannot read the cache."""
         return None
 
     def rotate_and_forward(
         self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
     ) -> Tensor:
-        """Apply the tokens' positions to queries and keys, then do what :meth:`forward` does.
+        """Rotate queries and keys, then call :meth:`forward`.
 
         :param query_key: ``[num_tokens, num_heads + num_kv_heads, head_dim]``, changed in place
         :param rotation: the rotary embedding at the tokens' positions
@@ -53,11 +54,11 @@ class AttentionStep(ABC):
 
 @frozen(eq=False)
 class InsertedRows:
-    """Holds vectors that take the place of the embeddings of some tokens: what an encoder has made of an image.
+    """Holds vectors that replace token embeddings, such as an encoder's output for an image.
 
-    :ivar places: ``[n]`` int64: which tokens of the step
+    :ivar places: ``[n]`` int64: indices of the tokens within the step
     :ivar vectors: ``[n, hidden_size]``
-    :ivar later: one for each of the first layers, like ``vectors``: what is added to what the layer gives
+    :ivar later: like ``vectors``, one tensor for each of the first layers: added to the layer's output
     """
 
     places: Tensor
@@ -69,9 +70,9 @@ class InsertedRows:
         embedded.index_copy_(0, self.places, self.vectors.to(embedded.dtype))
 
     def part(self, tokens: Tensor) -> InsertedRows | None:
-        """Return those of some of the step's tokens; None: there are none.
+        """Return the vectors of a subset of the step's tokens, or None if there are none.
 
-        :param tokens: ``[m]`` int64, ascending: which tokens, whose places are counted anew
+        :param tokens: ``[m]`` int64, ascending: the subset; the result's ``places`` are indices into it
         """
         places = torch.searchsorted(tokens, self.places)
         kept = tokens[places.clamp(max=len(tokens) - 1)] == self.places
@@ -80,26 +81,27 @@ class InsertedRows:
         return InsertedRows(places[kept], self.vectors[kept], tuple(each[kept] for each in self.later))
 
     def add_to(self, residual: Tensor, layer: int) -> None:
-        """Add to rows of what a layer gives, ``[num_tokens, hidden_size]``."""
+        """Add the layer's vectors to rows of the residual stream, ``[num_tokens, hidden_size]``."""
         residual.index_add_(0, self.places, self.later[layer].to(residual.dtype))
 
     def on(self, device: torch.device) -> InsertedRows:
-        """Return the same on a device."""
-        places, vectors, *later = (carried(each, device) for each in (self.places, self.vectors, *self.later))
+        """Return the same on the given device."""
+        places, vectors, *later = (moved_to(each, device) for each in (self.places, self.vectors, *self.later))
         return InsertedRows(places, vectors, tuple(later))
 
 
 @frozen(kw_only=True)
 class StepContext:
-    """Holds the data of one step; it is passed as an argument, so that two models can live in one process.
+    """Holds the data of one step. It is passed as an argument, so that two models can live in one process.
 
     :ivar attention: computes attention for this step's rows
-    :ivar is_long: ``[num_tokens]`` bool: whether the text of each token has outgrown the length beyond which the model
-        rotates its keys otherwise; None: it has where the token's own position lies beyond that length
-    :ivar adapted: which adapter each token goes through; None: none has one
-    :ivar slots: the same in a recorded step, whose adapters are not known when it is recorded
-    :ivar inserted: what takes the place of tokens' embeddings; None: nothing does
-    :ivar parts: ``[num_tokens]`` int64: 1 for tokens of the second of two texts, 0 for others; None: there are none
+    :ivar is_long: ``[num_tokens]`` bool: whether each token's sequence is longer than LongRoPE's trained context; None:
+        decide by the token's own position
+    :ivar adapted: each token's adapter; None: no token has one
+    :ivar slots: each token's adapter in a recorded step, whose adapters are not known at recording time
+    :ivar inserted: vectors that replace token embeddings, or None
+    :ivar parts: ``[num_tokens]`` int64: token type ids, 1 for tokens of the second of two texts and 0 for others; None:
+        no token is of a second text
     """
 
     attention: AttentionStep
@@ -110,10 +112,10 @@ class StepContext:
     parts: Tensor | None = None
 
     def on(self, device: torch.device) -> StepContext:
-        """Return the same for layers on a device; attention finds each layer's device by itself."""
+        """Return the same for layers on the given device; ``attention`` handles devices itself."""
         return evolve(
             self,
-            is_long=None if self.is_long is None else carried(self.is_long, device),
+            is_long=None if self.is_long is None else moved_to(self.is_long, device),
             adapted=None if self.adapted is None else self.adapted.on(device),
             inserted=None if self.inserted is None else self.inserted.on(device),
         )

@@ -1,4 +1,4 @@
-"""Say how many threads torch's operations use, for one thread alone."""
+"""Set the number of threads of torch's operations for one calling thread only."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 
 __all__ = ["use_threads"]
 
-# torch has one number for all threads that it has not met yet.
+# torch's setting for threads that have not used torch yet is global.
 _ONE_AT_A_TIME: Final = threading.Lock()
 
 
 def use_threads(count: int) -> None:
-    """Have torch's operations of the calling thread use so many threads, and leave all other threads the number that
-    they have or will get.
+    """Make torch's operations of the calling thread use ``count`` threads, without changing other threads, current or
+    future.
     """
     with _ONE_AT_A_TIME:
-        # A thread that torch has not met takes over what was set last, wherever that was: asking makes this one known.
+        # set_num_threads also sets the default of threads that have not used torch yet. Asking first initializes this
+        # thread; setting the old number in another thread afterwards restores the default.
         others = torch.get_num_threads()
         torch.set_num_threads(count)
         setting_back = threading.Thread(target=torch.set_num_threads, args=(others,))

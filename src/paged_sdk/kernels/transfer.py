@@ -13,18 +13,18 @@ from torch import Tensor
 
 __all__ = ["HostCopies", "to_device"]
 
-_ALIGNMENT: Final = 16  # Triton compiles a kernel anew for pointers that are aligned to less
+_ALIGNMENT: Final = 16  # Triton compiles another variant of a kernel for less aligned pointers
 
 
 def to_device(device: torch.device, *arrays: npt.NDArray[Any]) -> list[Tensor]:
-    """Copy arrays to a device at once, without waiting: the pinned memory is kept until the copy is done.
+    """Copy arrays to a device in one transfer, without waiting; torch keeps the pinned memory until the copy is done.
 
-    :returns: on CUDA, parts of one piece of memory, each aligned to 16 bytes; on the CPU the arrays' own memory
+    :returns: on CUDA, views of one allocation, each aligned to 16 bytes; on the CPU, the arrays' own memory
     """
-    if device.type != "cuda":  # others have no pinned memory, so every copy is waited for
+    if device.type != "cuda":  # other devices have no pinned memory, so copies are synchronous
         return [torch.from_numpy(array).to(device) for array in arrays]
     sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
-    # No name holds the pinned memory, so that it goes at once: see HostCopies.
+    # No variable refers to the pinned memory, so that it is released at once: see HostCopies.
     parts = torch.split(_pinned(arrays, sizes).to(device, non_blocking=True), sizes)
     return [
         part[: array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
@@ -33,7 +33,10 @@ def to_device(device: torch.device, *arrays: npt.NDArray[Any]) -> list[Tensor]:
 
 
 def _pinned(arrays: Sequence[npt.NDArray[Any]], sizes: list[int]) -> Tensor:
-    """Copy arrays into one piece of pinned memory, each into so many bytes of it."""
+    """Copy arrays into one pinned allocation.
+
+    :param sizes: the bytes that each array gets, padding included
+    """
     host = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
     for part, array in zip(torch.split(host, sizes), arrays, strict=True):
         part.numpy()[: array.nbytes] = array.view(np.uint8).ravel()
@@ -41,18 +44,18 @@ def _pinned(arrays: Sequence[npt.NDArray[Any]], sizes: list[int]) -> Tensor:
 
 
 class HostCopies:
-    """Copies tensors of one device to pinned memory of the host, and waits for the copies when asked.
+    """Copies tensors of one device to pinned host memory, and waits for the copies when asked.
 
-    On the CPU, and on devices other than CUDA's, the copies are waited for at once.
+    For the CPU and non-CUDA devices, copies are synchronous.
 
-    Pinned memory must not be let go of once a device has failed: torch records an event on each stream that has used
-    the memory, and where the device refuses that, it ends the process. So nobody else gets to hold it, it goes as soon
-    as the copies are there, and what a failed device was to copy to is kept for ever.
+    Pinned memory must not be freed after its device has failed: torch then records an event on each stream that used
+    the memory, and ends the process if the device refuses. So the pinned memory is private, is freed as soon as the
+    copies are done, and is never freed if the device has failed.
     """
 
     def __init__(self, *tensors: Tensor) -> None:
         self._copies: list[Tensor] = []
-        self._stream: Any = None  # that the copies are under way on; None: they are there
+        self._stream: Any = None  # the stream of copies in progress; None: they are done
         self._event: Any = None
         device = tensors[0].device
         if device.type != "cuda":
@@ -67,7 +70,7 @@ class HostCopies:
         self._event.record(self._stream)
 
     def wait(self) -> list[Tensor]:
-        """Wait until the copies are there, without the interpreter's lock, and return them, in memory of their own."""
+        """Wait for the copies, with the GIL released, and return them in unpinned memory."""
         if self._stream is not None:
             self._event.synchronize()
             self._copies = [copy.clone() for copy in self._copies]
@@ -80,6 +83,6 @@ class HostCopies:
         try:
             self._stream.query()
         except RuntimeError:  # the device has failed
-            # No object may hold them either: a module's are let go of when the interpreter ends.
+            # Leaked by a reference count: a list in a module would be freed when the interpreter exits.
             for copy in self._copies:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(copy))

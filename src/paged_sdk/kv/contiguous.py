@@ -82,13 +82,13 @@ class SequenceKvManager:
     def match(self, table: KvTable, token_ids: list[int]) -> Prefix:
         """Find the longest common prefix with a kept sequence; at least the last token is left to compute."""
         best = Prefix(0, ())
-        if table.share:
-            for slot, kept in reversed(self._kept.items()):
-                reach = min(_reach_of_equal_keys(kept.cache_keys, table.cache_keys), table.may_share(len(token_ids)))
-                if reach > best.num_tokens:
-                    num_common = min(common_prefix_length(kept.token_ids, token_ids), reach)
-                    if num_common > best.num_tokens:
-                        best = Prefix(num_common, (slot,))
+        most = table.may_share(len(token_ids))
+        for slot, kept in reversed(self._kept.items()):
+            reach = min(_reach_of_equal_keys(kept.cache_keys, table.cache_keys), most)
+            if reach > best.num_tokens:
+                num_common = min(common_prefix_length(kept.token_ids, token_ids), reach)
+                if num_common > best.num_tokens:
+                    best = Prefix(num_common, (slot,))
         return best
 
     def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
@@ -100,10 +100,11 @@ class SequenceKvManager:
         assert not table.ids, "the table is in use"
         self._num_used += 1
         table.epoch = self._epoch
-        table.ids = [self._take_prefix(prefix, token_ids)]
+        slot, table.source = self._take_prefix(prefix, token_ids)
+        table.ids = [slot]
         table.version += 1
         table.capacity = table.next_commit = sys.maxsize
-        if self._num_kept and table.share:
+        if self._num_kept and table.may_share(len(token_ids)):
             self.prefix_queries += len(token_ids)
             self.prefix_hits += prefix.num_tokens
 
@@ -116,8 +117,9 @@ class SequenceKvManager:
 
     def fork(self, table: KvTable, num_computed: int) -> KvTable:
         """Give the fork its own slot, with a copy of the computed KV."""
-        child = KvTable(table.cache_keys, share=table.share)
+        child = KvTable(table.cache_keys, most_shared=table.most_shared)
         child.epoch = table.epoch
+        child.source = table.source
         child.ids = [self._copy_of(table.ids[0], num_computed)]
         child.capacity = child.next_commit = sys.maxsize
         self._num_used += 1
@@ -134,13 +136,13 @@ class SequenceKvManager:
         else:
             self._keep(slot, _Kept(list(token_ids[:num_computed]), table.cache_keys))
 
-    def forget(self, table: KvTable, token_ids: list[int]) -> None:
-        """Do not keep the table's slot, and release kept slots that it may have started from."""
+    def forget(self, table: KvTable) -> None:
+        """Do not keep the table's slot, and release the kept slot from which its first KV was copied. Other slots stay:
+        what they have in common with this one, they computed themselves, or attended to without NaN.
+        """
         table.epoch = -1  # treated as from before a reset: never shared
-        for slot, kept in list(self._kept.items()):
-            if kept.token_ids[:1] == token_ids[:1]:
-                del self._kept[slot]
-                self._released.append(slot)
+        if table.source is not None and self._kept.pop(table.source, None) is not None:
+            self._released.append(table.source)
 
     def take_copies(self) -> list[KvCopy]:
         copies = list(self._copies.values())
@@ -156,17 +158,18 @@ class SequenceKvManager:
         self._kept.clear()
         self._epoch += 1
 
-    def _take_prefix(self, prefix: Prefix, token_ids: list[int]) -> int:
+    def _take_prefix(self, prefix: Prefix, token_ids: list[int]) -> tuple[int, int | None]:
+        """Return a slot that starts with ``prefix``, and the kept slot that it is copied from, if it is a copy."""
         if not prefix.ids:
-            return self._new_slot()
+            return self._new_slot(), None
         (slot,) = prefix.ids
         kept_ids = self._kept[slot].token_ids
         is_whole = prefix.num_tokens >= min(len(kept_ids), len(token_ids) - 1)
         if is_whole and kept_ids == token_ids[: len(kept_ids)]:
             del self._kept[slot]
-            return slot
+            return slot, None
         self._kept.move_to_end(slot)
-        return self._copy_of(slot, prefix.num_tokens)
+        return self._copy_of(slot, prefix.num_tokens), slot
 
     def _copy_of(self, src: int, num_tokens: int) -> int:
         assert src not in self._copies, "a copy of a copy within one step"

@@ -24,10 +24,11 @@ class KvTable:
     :ivar capacity: tokens of the sequence that may be written without calling ``grow``
     :ivar next_commit: number of computed tokens from which ``commit`` has something to do
     :ivar cache_keys: everything beside the tokens that the KV depends on: adapter, image content, cache salt
-    :ivar share: whether to reuse KV computed by other sequences (not if every prompt logit is needed)
-    :ivar most_shared: how many leading tokens may have KV computed by other sequences; None: all but the last
+    :ivar most_shared: how many leading tokens may have KV computed by other sequences (0 if every prompt logit is
+        needed); None: all but the last
     :ivar hashes: chain hashes of the sequence's leading full blocks, as far as they are computed
     :ivar num_published: leading blocks that are published under their hash
+    :ivar source: the kept slot from which the table's first KV was copied (contiguous); None: none
     :ivar num_out_of_window: leading blocks that were freed because they are outside every sliding window
     :ivar epoch: the manager's epoch when the table was filled: KV from before a reset is never shared
     """
@@ -42,7 +43,7 @@ class KvTable:
         "next_commit",
         "num_out_of_window",
         "num_published",
-        "share",
+        "source",
         "version",
     )
 
@@ -50,7 +51,6 @@ class KvTable:
         self,
         cache_keys: tuple[CacheKey, ...] = (),
         *,
-        share: bool = True,
         most_shared: int | None = None,
         hashes: Sequence[bytes] = (),
     ) -> None:
@@ -58,10 +58,10 @@ class KvTable:
         self.capacity: int = 0
         self.next_commit: int = 0
         self.cache_keys: tuple[CacheKey, ...] = cache_keys
-        self.share: bool = share
         self.most_shared: int | None = most_shared
         self.hashes: list[bytes] = list(hashes)
         self.num_published: int = 0
+        self.source: int | None = None
         self.num_out_of_window: int = 0
         self.epoch: int = 0
         self.version: int = 0
@@ -190,9 +190,9 @@ class KvManager(Protocol):
         """
         ...
 
-    def forget(self, table: KvTable, token_ids: list[int]) -> None:
-        """Withdraw the KV of a table's tokens from the cache, whichever sequence computed it, because it contains NaN,
-        which would spread to every sequence that attends to it. ``free`` of the table must follow.
+    def forget(self, table: KvTable) -> None:
+        """Withdraw the KV that a table holds or shares from the cache, because it contains NaN, which would spread to
+        every sequence that attends to it. ``free`` of the table must follow.
         """
         ...
 

@@ -62,7 +62,7 @@ class KvCacheManager:
 
         At least the last token is left to compute, for its logits.
         """
-        if not (self._prefix_caching and table.share):
+        if not self._prefix_caching:
             return Prefix(0, ())
         self._extend_hashes(table, token_ids, len(token_ids))
         ids: list[int] = []
@@ -99,7 +99,7 @@ class KvCacheManager:
             self._extend_hashes(table, token_ids, len(token_ids))
             for digest in islice(table.hashes, len(prefix.ids), None):
                 self._pending.setdefault(digest, table)
-            if table.share:
+            if table.may_share(len(token_ids)):
                 self.prefix_queries += len(token_ids)
                 self.prefix_hits += prefix.num_tokens
 
@@ -147,7 +147,7 @@ class KvCacheManager:
 
     def fork(self, table: KvTable, num_computed: int) -> KvTable:
         """Return a second table over the same blocks; the first to write to a shared block gets a copy."""
-        child = KvTable(table.cache_keys, share=table.share)
+        child = KvTable(table.cache_keys, most_shared=table.most_shared)
         child.ids = table.ids[: self._num_blocks(num_computed)]
         child.hashes = table.hashes[: num_computed // self.block_size]
         child.num_published = table.num_published
@@ -171,7 +171,7 @@ class KvCacheManager:
         table.ids = []
         table.capacity = table.num_published = table.num_out_of_window = 0
 
-    def forget(self, table: KvTable, token_ids: list[int]) -> None:
+    def forget(self, table: KvTable) -> None:
         """Withdraw the blocks of the table's tokens, including those outside the window."""
         for digest in table.hashes:
             self._pool.withdraw(digest)

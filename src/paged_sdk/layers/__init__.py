@@ -1,3 +1,1 @@
-"""Hold the building blocks of a decoder that have no matrix: norms, rotary embedding, token embedding, gated
-activation.
-"""
+"""Defines the layers of a decoder that have no weight matrix: norms, rotary embeddings, activation functions."""

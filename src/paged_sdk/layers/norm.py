@@ -1,5 +1,5 @@
-"""Compute the norms of a decoder: by the root mean square (Zhang and Sennrich, 2019, arXiv 1910.07467), of layers (Ba
-et al., 2016, arXiv 1607.06450), or none.
+"""Compute a decoder's norms: RMSNorm (Zhang and Sennrich, 2019, arXiv 1910.07467), LayerNorm (Ba et al., 2016, arXiv
+1607.06450), or none.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["LayerNorm", "NoNorm", "Norm", "RMSNorm"]
 
 
 class RMSNorm:
-    """Computes ``x / rms(x) * weight`` over the last dimension, with the mean in float32 at least.
+    """Computes ``x / rms(x) * weight`` over the last dimension, with the mean in at least float32.
 
-    Models differ in where they round, and each is followed: llama and its kin round to the model's dtype before the
-    multiplication by the weight; gemma, whose weights are stored less 1, after it, and so do olmo2 and helium.
+    Rounding to the model's dtype happens where the model family does it: in llama-like models before the multiplication
+    by the weight; in gemma, which stores ``weight - 1``, and in olmo2 and helium after it.
 
     :param weight: ``[..., hidden_size]``, broadcast against the input
-    :param offset: is added to the weight; unless it is 0, the multiplication is in float32 at least
-    :param rounds_last: whether the multiplication is in float32 at least, whatever the offset
+    :param offset: added to the weight; if nonzero, the multiplication is in at least float32
+    :param rounds_last: do the multiplication in at least float32 even if ``offset`` is 0
     :ivar weight: the weight with the offset added
     """
 
@@ -44,17 +44,17 @@ class RMSNorm:
         return F.rms_norm(wide, x.shape[-1:], None, self.eps).mul_(self.weight).to(x.dtype)
 
     def scaled(self, x: Tensor, mean_square: Tensor) -> Tensor:
-        """Normalize by a mean square that is given.
+        """Normalize by a given mean square, for tensor-parallel ranks that hold only some of the columns.
 
-        :param x: ``[num_rows, hidden_size]`` of the model's dtype, of which only a part may be here
-        :param mean_square: ``[num_rows]``, in float32 at least
+        :param x: ``[num_rows, hidden_size]`` of the model's dtype, or a rank's columns of it
+        :param mean_square: ``[num_rows]``, over all columns, in at least float32
         """
         normed = x.to(mean_square.dtype) * (mean_square + self.eps).rsqrt()[:, None]
         rounded = normed.to(self.weight.dtype if self._rounds_last else x.dtype)
         return (rounded * self.weight).to(x.dtype)
 
     def add_and_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Add to the residual stream, and normalize the sum: on CUDA in one launch.
+        """Add ``x`` to the residual stream and normalize the sum, on CUDA in one launch.
 
         :param x: ``[..., hidden_size]`` of the model's dtype
         :param residual: like ``x``; its memory may be used for the sum
@@ -67,12 +67,12 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Computes ``(x - mean(x)) / deviation(x) * weight + bias`` over the last dimension, in float32 at least, and
-    rounds once.
+    """Computes ``(x - mean(x)) / std(x) * weight + bias`` over the last dimension, in at least float32, and rounds
+    once.
 
     :param weight: ``[..., hidden_size]``, broadcast against the input
-    :param bias: likewise; None: nothing is added
-    :param offset: is added to the weight
+    :param bias: likewise; None: no bias
+    :param offset: added to the weight
     :ivar weight: the weight with the offset added
     """
 
@@ -83,25 +83,25 @@ class LayerNorm:
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Do what :meth:`RMSNorm.forward` does, with this norm."""
+        """Normalize into a new tensor; see :meth:`RMSNorm.forward`."""
         normed = F.layer_norm(x.to(self.weight.dtype), x.shape[-1:], eps=self.eps).mul_(self.weight)
         return (normed if self.bias is None else normed.add_(self.bias)).to(x.dtype)
 
     def add_and_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Do what :meth:`RMSNorm.add_and_forward` does, with this norm."""
+        """Add ``x`` to the residual stream and normalize the sum; see :meth:`RMSNorm.add_and_forward`."""
         residual += x
         return self.forward(residual), residual
 
 
 class NoNorm:
-    """Stands where other models have a norm."""
+    """Takes the place of a norm in models that have none there."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` itself."""
         return x
 
     def add_and_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Add to the residual stream, and return the sum twice."""
+        """Add ``x`` to the residual stream, and return the sum twice."""
         residual += x
         return residual, residual
 

@@ -14,15 +14,14 @@ __all__ = ["RotaryEmbedding"]
 
 
 class RotaryEmbedding:
-    """Holds the rotary frequencies of one kind of layer.
+    """Holds the rotary frequencies shared by layers with the same RoPE settings.
 
-    LongRoPE has two sets of them, for texts within the trained context and for longer ones. All keys of a text are
-    rotated by one set, so those of a text that outgrows the trained context are computed anew: the scheduler sees to
-    that.
+    LongRoPE has two sets of frequencies: for sequences within the trained context and for longer ones. All keys of a
+    sequence are rotated by one set, so the scheduler recomputes them when the sequence outgrows the trained context.
     """
 
     def __init__(self, config: RopeConfig, *, device: torch.device) -> None:
-        # On the CPU first: a device's own pow may round the frequencies differently.
+        # Computed on the CPU: a device's pow may round the frequencies differently.
         self._inverse_frequencies = _inverse_frequencies(config).to(device)
         self._switch = config.switch or 0
         self._long = None if config.switch is None else _inverse_frequencies(config, is_long=True).to(device)
@@ -30,13 +29,13 @@ class RotaryEmbedding:
         self._attention_factor = _attention_factor(config) * config.gguf_attn_factor
 
     def at(self, positions: Tensor, is_long: Tensor | None = None) -> Rotation:
-        """Compute the cosines and sines at some positions; doing so once per step for all layers costs less than
+        """Compute the cosines and sines at the given positions. Doing so once per step for all layers is cheaper than
         reading a table.
 
-        :param positions: ``[num_tokens]`` int64; ``[3, num_tokens]`` where a token has three, of which each frequency
-            takes its own
-        :param is_long: ``[num_tokens]`` bool: whether the text of each token is longer than LongRoPE's trained context;
-            None: it is where the token's own position is
+        :param positions: ``[num_tokens]`` int64; ``[3, num_tokens]`` for models with three position axes (M-RoPE),
+            where each frequency uses one axis
+        :param is_long: ``[num_tokens]`` bool: whether each token's sequence is longer than LongRoPE's trained context;
+            None: decide by the token's own position
         """
         frequencies = self._inverse_frequencies
         if self._long is not None:
@@ -53,7 +52,7 @@ class RotaryEmbedding:
 def _inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor:
     """Return the frequencies, ``[rotary_dim / 2]`` float32, in radians per token.
 
-    :param is_long: for texts that are longer than LongRoPE's trained context
+    :param is_long: whether to return LongRoPE's set for sequences beyond the trained context
     """
     if not config.rotates:
         return torch.zeros(config.rotary_dim // 2)
@@ -63,7 +62,7 @@ def _inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor
         periods = torch.tensor(config.inv_freq_divisors) * periods
     match config.kind:
         case RopeKind.DEFAULT | RopeKind.DYNAMIC:
-            # Dynamic scaling grows the base of texts beyond the model's context, and those are refused.
+            # Dynamic scaling only changes sequences beyond the model's context, which are refused.
             return 1.0 / periods
         case RopeKind.LINEAR:
             return 1.0 / periods / config.factor
@@ -88,7 +87,7 @@ def _yarn(config: RopeConfig, periods: Tensor) -> Tensor:
     """Scale as llama3 does, but blend linearly in the index of the frequency (Peng et al., 2023, arXiv 2309.00071)."""
 
     def index_of(turns: float) -> float:
-        """Return the (fractional) index of the frequency that makes so many turns within the trained context."""
+        """Return the (fractional) index of the frequency that makes ``turns`` turns within the trained context."""
         return (
             config.rotary_dim
             * math.log(config.original_max_position / (turns * 2 * math.pi))
@@ -99,13 +98,13 @@ def _yarn(config: RopeConfig, periods: Tensor) -> Tensor:
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, config.rotary_dim - 1)
-    width = high - low or 0.001  # a step, where both bounds fall on one index
+    width = high - low or 0.001  # a step function if both bounds fall on one index
     slow = ((torch.arange(config.rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
     return slow / (config.factor * periods) + (1 - slow) / periods
 
 
 def _attention_factor(config: RopeConfig) -> float:
-    """Return the factor for cos and sin that undoes the lower entropy of attention over a longer context."""
+    """Return the factor on cos and sin that scales attention logits for the longer context (YaRN and LongRoPE)."""
     if config.kind not in (RopeKind.YARN, RopeKind.LONGROPE):
         return 1.0
     if config.attention_factor is not None:

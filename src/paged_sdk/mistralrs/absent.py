@@ -1,4 +1,6 @@
-"""Say what mistral.rs has and this engine has not, and why: its names raise that, and docs/mistralrs.md lists them."""
+"""Lists names of mistral.rs that this engine does not support, with reasons. Using a name raises its reason;
+docs/mistralrs.md lists them all.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ __all__ = ["METHODS", "NAMES", "PARAMETERS", "AbsentMethodError", "AbsentNameErr
 
 
 class AbsentNameError(ConfigError, ImportError):
-    """A name of mistral.rs's package is imported that stands for what this engine has not."""
+    """Raised on importing a name of mistral.rs whose feature this engine does not support."""
 
 
 class AbsentMethodError(ConfigError, AttributeError):
-    """A method of mistral.rs's ``Runner`` is asked for that this engine has not."""
+    """Raised on access to a method of mistral.rs's ``Runner`` that this engine does not support."""
 
 
 def _all(names: str, reason: str) -> Iterable[tuple[str, str]]:
@@ -58,7 +60,7 @@ NAMES: Final = MappingProxyType(
         ]
     )
 )
-"""Class of mistral.rs's -> why importing it is an error."""
+"""Maps classes of mistral.rs to the reason why importing them is an error."""
 
 METHODS: Final = MappingProxyType(
     dict(
@@ -71,7 +73,7 @@ METHODS: Final = MappingProxyType(
         ]
     )
 )
-"""Method of its ``Runner`` -> why it is not there."""
+"""Maps methods of its ``Runner`` to the reason why they are missing."""
 
 PARAMETERS: Final = MappingProxyType(
     dict(
@@ -98,4 +100,4 @@ PARAMETERS: Final = MappingProxyType(
         ]
     )
 )
-"""Parameter -> why it may be given at its default only."""
+"""Maps parameters to the reason why only their default is accepted."""

@@ -1,4 +1,4 @@
-"""Say which adapters a model is loaded with, and know the generations of those that it has."""
+"""Defines mistral.rs's classes that name and describe LoRA adapters."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class LoraAdapterGeneration:
 
 
 def is_selection(instance: object, attribute: Attribute[Any], value: object) -> None:
-    """Accept an alias, a generation and None."""
+    """Accept an alias, a generation, or None."""
     if value is not None and not isinstance(value, str | LoraAdapterGeneration):
         raise ConfigError.of(attribute.name, value, "an alias, a LoraAdapterGeneration, or None")
 
@@ -154,9 +154,9 @@ def limit_field(default: int, *, kw_only: bool = False) -> Any:
 
 
 def with_adapters(builder: _Builder, adapters: Sequence[LoraAdapter] | None) -> _Builder:
-    """Return a builder that loads adapters, too.
+    """Return the builder with adapters to load.
 
-    :raises ConfigError: two have one alias
+    :raises ConfigError: two adapters have the same alias
     """
     for adapter in adapters or ():
         builder = builder.with_adapter(adapter.source, name=adapter.alias)

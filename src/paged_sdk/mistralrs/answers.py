@@ -1,4 +1,4 @@
-"""Answer the requests that a runner gets, through adapters and with callbacks of tools."""
+"""Answers a runner's requests, with adapters and tool callbacks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Answers:
-    """Has a model answer requests. May be used from any thread.
+    """Answers requests with a model. May be used from any thread.
 
-    :param find_model: returns the model, which may be unloaded and loaded again between any two calls
-    :param callbacks: what does tools, by name
-    :param seed: of every request that samples; None: each has one of its own
+    :param find_model: returns the model, which may have been unloaded and loaded again between two calls
+    :param callbacks: functions that run tools, by the tools' names
+    :param seed: seed of every request that samples; None: a random one per request
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Answers:
     def chat(self, request: ChatCompletionRequest[StreamT]) -> ChatCompletionResponse | ChatCompletionStream:
         """Answer a conversation, whole or as a stream.
 
-        :raises ConfigError: a sampling value out of its range
-        :raises RequestError: a request that is malformed or cannot be done
+        :raises ConfigError: sampling value out of range
+        :raises RequestError: malformed or unsupported request
         """
         built = request.build(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
         done = [tool.name for tool in built.options.shown_tools if tool.name in self._callbacks]
@@ -69,8 +69,8 @@ class Answers:
     def completion(self, request: CompletionRequest) -> CompletionResponse:
         """Continue a text.
 
-        :raises ConfigError: a sampling value out of its range
-        :raises RequestError: a request that is malformed or cannot be done
+        :raises ConfigError: sampling value out of range
+        :raises RequestError: malformed or unsupported request
         """
         sampling = request.sampling(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
         constraint = request.constraint()
@@ -94,8 +94,8 @@ class Answers:
     def _selecting(
         self, adapter: str | LoraAdapterGeneration | None, send: Callable[[Selected | None], AnswerT]
     ) -> AnswerT:
-        """Send a request through the adapter that it names. If that is replaced at this very moment, it goes through
-        the next one.
+        """Send a request with the adapter that it names. If the adapter's content is replaced before the engine accepts
+        the request, retry with the new content.
         """
         while True:
             selected = self._generations.select(self._model, adapter)
@@ -122,7 +122,7 @@ class Answers:
             if rounds is None
             else StreamedRounds(model.stream_chat_request, Rounds(request, self._callbacks, rounds))
         )
-        goes_on = rounds is not None  # with more requests, which are to go through the same content
+        goes_on = rounds is not None  # more requests may follow, which must use the same content of the adapter
         self._generations.lease(selected, is_held=goes_on)
         stream = ChatCompletionStream(
             source,
@@ -130,7 +130,7 @@ class Answers:
             when_ended=partial(self._generations.release, selected, is_held=goes_on),
         )
         if selected is not None:
-            stream.read()  # until then, the adapter can be gone
+            stream.read()  # an adapter that is gone raises here, so that _selecting can retry
         return stream
 
 

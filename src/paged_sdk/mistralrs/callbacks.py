@@ -1,4 +1,4 @@
-"""Run the tools that a runner has callbacks for."""
+"""Runs the tools for which a runner has callbacks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from paged_sdk.mistralrs.usage import summed
 __all__ = ["MAX_ROUNDS", "Callbacks", "Rounds", "StreamedRounds", "checked_callbacks", "model_stays_loaded"]
 
 MAX_ROUNDS: Final = 256
-"""So often mistral.rs runs a request's tools, if nothing is said."""
+"""mistral.rs's default for how many rounds of tools a request may run."""
 
 Callbacks: TypeAlias = Mapping[str, Callable[[str, dict[str, Any]], str]]
 
 
 def checked_callbacks(callbacks: object) -> Callbacks:
-    """Return functions by names of tools.
+    """Check the callbacks: a mapping from names of tools to functions.
 
     :raises ConfigError: they are something else
     """
@@ -37,9 +37,10 @@ def checked_callbacks(callbacks: object) -> Callbacks:
 
 @contextmanager
 def model_stays_loaded() -> Iterator[None]:
-    """Say what has happened where a model is gone amid a request, which another that is loaded does not go on with.
+    """Replace the error's text if the model is unloaded during a request: the request does not continue on a reloaded
+    model.
 
-    :raises ModelClosedError: it is
+    :raises ModelClosedError: the model was unloaded, or the runner closed
     """
     try:
         yield
@@ -50,13 +51,15 @@ def model_stays_loaded() -> Iterator[None]:
 
 
 class Rounds:
-    """Does what a model calls, in the thread that waits for its answer, and knows what came of it.
+    """Runs the tools that a model calls, in the thread that waits for the answer, and collects the results.
 
-    An answer is the last one if it calls nothing, if it was cut off since the model is closed, if it calls a tool
-    without a callback, which the program does, or if there were so many rounds before.
+    An answer is the last one if it calls no tool, if it was canceled because the model was closed, if it calls a tool
+    without a callback, which is left to the program, or if the maximum number of rounds has been run.
 
-    :param request: the first one
-    :param max_rounds: how often tools are run at most
+    :param request: the first request
+    :param max_rounds: maximum number of rounds of tools
+    :ivar request: the next request to send
+    :ivar records: a record of each call that was run
     """
 
     def __init__(self, request: RequestBuilder, callbacks: Callbacks, max_rounds: int) -> None:
@@ -67,7 +70,7 @@ class Rounds:
         self.records: list[AgenticToolCallRecord] = []
 
     def goes_on(self, response: paged_sdk.ChatCompletionResponse) -> bool:
-        """Do what an answer calls, and return whether :attr:`request` is to be sent now."""
+        """Run the tools that an answer calls, and return whether :attr:`request` must be sent next."""
         self._responses.append(response)
         message = response.choices[0].message
         calls = message.tool_calls
@@ -78,7 +81,7 @@ class Rounds:
         return True
 
     def whole(self) -> paged_sdk.ChatCompletionResponse:
-        """Return the last answer, with what all of them cost."""
+        """Return the last answer, with the usage of all answers."""
         return evolve(self._responses[-1], usage=summed([response.usage for response in self._responses]))
 
     def _answers(self, calls: Sequence[paged_sdk.ToolCallResponse]) -> Iterator[Message]:
@@ -86,7 +89,7 @@ class Rounds:
             name = call.function.name
             try:
                 result = self._callbacks[name](name, call.function.parse_arguments())
-            except Exception as error:  # of the program's own: the model is told
+            except Exception as error:  # raised by the program's function: reported to the model
                 result = f"Error: {type(error).__name__}: {error}"
             text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
             self.records.append(
@@ -97,15 +100,15 @@ class Rounds:
                     result_content=text,
                 )
             )
-            # Tokens are made of UTF-8, which lone surrogates, as of names of files, are none of.
+            # Lone surrogates, as in names of files, cannot be encoded as UTF-8, and so not tokenized.
             text = text.encode("utf-8", "backslashreplace").decode()
             yield Message("tool", text, name=name, tool_call_id=call.id)
 
 
 class StreamedRounds:
-    """Gives the chunks of all answers of a model that calls tools until it has the last one, as those of one response.
+    """Iterates over the chunks of all answers of one request, between which tools are run, as chunks of one response.
 
-    Calls that are done here are not among them.
+    Calls that are run here are left out of the chunks.
 
     :param send: sends a request
     """
@@ -133,7 +136,7 @@ class StreamedRounds:
             if goes_on:
                 self._calls = []
                 with self._lock:
-                    if self._is_closed:  # by a tool, or by another thread while it ran
+                    if self._is_closed:  # closed by a tool, or by another thread while a tool ran
                         raise StopIteration
                     self._stream = self._send(self._rounds.request)
             if is_last and not goes_on:
@@ -142,7 +145,7 @@ class StreamedRounds:
                 return evolve(chunk, id=self._id, choices=shown, usage=None)
 
     def response_so_far(self) -> paged_sdk.ChatCompletionResponse:
-        """Return a response of what has been read of the answer under way."""
+        """Return a response made of the chunks read so far of the current answer."""
         return self._stream.response_so_far()
 
     def close(self) -> None:
@@ -155,9 +158,9 @@ class StreamedRounds:
 def _choice(
     choice: paged_sdk.ChunkChoice, calls: tuple[paged_sdk.ToolCallResponse, ...], *, goes_on: bool
 ) -> paged_sdk.ChunkChoice:
-    """Return what is shown of a chunk.
+    """Return the visible part of a chunk's choice.
 
-    :param calls: those that are for the program
+    :param calls: calls that are left to the program
     :param goes_on: whether another answer follows
     """
     delta = evolve(choice.delta, tool_calls=calls, tool_call_deltas=())

@@ -1,4 +1,4 @@
-"""Hold the pieces of streamed responses with mistral.rs's attributes, made of the SDK's."""
+"""Holds chunks of streamed responses with mistral.rs's attributes, made from the SDK's."""
 
 from __future__ import annotations
 
@@ -66,14 +66,15 @@ class ChatCompletionChunkResponse:
 def chunks_of(
     chunk: paged_sdk.ChatCompletionChunkResponse, *, adapter_generation: str | None, stops: Mapping[int, str | None]
 ) -> Iterator[ChatCompletionChunkResponse]:
-    """Make chunks of the SDK's: one, unless that has the logprobs of several tokens, of which mistral.rs's have one.
+    """Convert a chunk of the SDK's. A chunk with logprobs of several tokens becomes several chunks, because
+    mistral.rs's have the logprobs of one token.
 
-    The last of them has the text, and whatever else there is.
+    The last chunk has the text and everything else.
 
-    :param stops: the stop string of each choice that ends here
+    :param stops: stop string of each choice that ends in this chunk
     """
     count = max((_num_tokens(choice) for choice in chunk.choices), default=1)
-    for before in reversed(range(count)):  # so many tokens are still to come
+    for before in reversed(range(count)):  # number of tokens in later chunks
         choices = [_choice(choice, before, stops) for choice in chunk.choices if before < _num_tokens(choice)]
         yield ChatCompletionChunkResponse(
             id=chunk.id,

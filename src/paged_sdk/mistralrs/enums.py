@@ -1,4 +1,4 @@
-"""Name families of models, types of weights and types of KV as mistral.rs does."""
+"""Defines mistral.rs's enumerations: families of models, dtypes, types of KV elements, and tool choices."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ __all__ = [
 
 
 class _Family(Enum):
-    """Names a family of models. It is optional everywhere: the checkpoint says which family it is."""
+    """Names a family of models. It is optional everywhere, since the checkpoint names its family."""
 
     def check(self, loaded: str) -> None:
-        """Compare with the family that was loaded.
+        """Compare with the family of the loaded model.
 
         :param loaded: the model's ``model_type``
-        :raises ConfigError: it is another family
+        :raises ConfigError: the model is of another family
         """
-        # SmolVLM's first checkpoints say idefics3 of themselves, the later ones smolvlm; it is one model.
+        # SmolVLM's first checkpoints have the model_type idefics3, later ones smolvlm; the model is the same.
         own = ("idefics3", "smolvlm") if self.value == "idefics3" else (self.value,)
         if loaded.removesuffix("_text") not in own:
             raise ConfigError.of("arch", self, f"the checkpoint's own, {loaded}, or None")
 
 
 class Architecture(_Family):
-    """Names a family of models that write text. It is optional everywhere: the checkpoint says which family it is."""
+    """Names a family of models that generate text. It is optional everywhere, since the checkpoint names its family."""
 
     DeepseekV2 = "deepseek_v2"
     DeepseekV3 = "deepseek_v3"
@@ -113,16 +113,16 @@ class ModelDType(Enum):
 
 
 def dtype_name(value: ModelDType | str) -> str:
-    """Return the name of a dtype, given as itself or by its name."""
+    """Return the name of a dtype, given as an enumeration's member or as a name."""
     return value.value if isinstance(value, ModelDType) else value
 
 
 class IsqOrganization(Enum):
-    """Says which matrices ``in_situ_quant`` quantizes."""
+    """Names the matrices that ``in_situ_quant`` quantizes."""
 
     Default = "default"
     MoQE = "moqe"
-    """Those of a mixture's experts alone."""
+    """Only those of a mixture's experts."""
 
 
 class PagedCacheType(Enum):
@@ -136,7 +136,7 @@ class PagedCacheType(Enum):
 def cache_type(value: PagedCacheType | CacheType) -> CacheType:
     """Return the SDK's type of KV elements.
 
-    :raises ConfigError: it is none
+    :raises ConfigError: ``value`` is not a type of KV elements
     """
     if isinstance(value, CacheType):
         return value
@@ -146,16 +146,16 @@ def cache_type(value: PagedCacheType | CacheType) -> CacheType:
 
 
 class ToolChoice(Enum):
-    """Says whether a model may call tools."""
+    """Names whether a model may call tools."""
 
     NoTools = "none"
     Auto = "auto"
 
     @classmethod
     def parse(cls, value: object) -> str:
-        """Return the SDK's word for a choice, None of which is that it may.
+        """Return the SDK's word for a choice; None means "auto".
 
-        :raises InvalidRequestError: it is none
+        :raises InvalidRequestError: ``value`` is not a choice
         """
         if value is not None and not isinstance(value, cls):
             raise InvalidRequestError.of("tool_choice", value, "ToolChoice.Auto, ToolChoice.NoTools or None")

@@ -1,4 +1,4 @@
-"""Know the adapters of a runner: which content each alias stands for, and which requests go through it."""
+"""Manages a runner's adapters: the content that each alias refers to, and the requests that use it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["AdapterLimits", "Generations", "Selected"]
 
 @frozen
 class AdapterLimits:
-    """Limits the adapters of a runner; mistral.rs's own limits are the defaults."""
+    """Limits the adapters of a runner. The defaults are mistral.rs's."""
 
     max_adapters: int = 16
     max_rank: int = 256
@@ -35,10 +35,10 @@ class AdapterLimits:
 
 @frozen
 class Selected:
-    """Says which adapter a request goes through.
+    """Holds the adapter of a request.
 
-    :ivar name: what the model calls it
-    :ivar generation: its content's
+    :ivar name: the adapter's name in the model
+    :ivar generation: hash of its content
     """
 
     name: str
@@ -46,32 +46,32 @@ class Selected:
 
 
 class Generations:
-    """Knows which content of an adapter each alias stands for. May be used from any thread.
+    """Maps aliases to contents of adapters. May be used from any thread.
 
-    The model has one name for a content for as long as it is in memory, so that an alias can go over to another content
-    while requests are still going through the one before.
+    In the model, each content in memory has its own name, so that an alias can be moved to a new content while requests
+    still use the old one.
 
-    :param sources: where the adapters were read that the model began with, by alias
+    :param sources: sources of the adapters that the model is loaded with, by alias
     """
 
     def __init__(self, sources: Mapping[str, str], limits: AdapterLimits) -> None:
         self._limits: Final = limits
-        self._lock: Final = threading.RLock()  # a stream that is collected while it is held lets its lease go
+        self._lock: Final = threading.RLock()  # reentrant: a stream's finalizer may release its lease while it is held
         self._answered: Final = threading.Condition(self._lock)
-        self._loading: Final = threading.Lock()  # one change after the other: an adapter is compared with what there is
+        self._loading: Final = threading.Lock()  # serializes loads and unloads
         self._names: dict[str, str] = {alias: alias for alias in sources}
-        self._sources: dict[str, str] = dict(sources)  # by the model's names
+        self._sources: dict[str, str] = dict(sources)  # by names in the model
         self._initial: Final = dict(sources)
         self._leases: Counter[str] = Counter()
-        self._held: Counter[str] = Counter()  # those of them for which the content has to stay until they end
-        self._left: set[str] = set()  # contents without an alias that stay for that
-        self._answering: Counter[tuple[str, int]] = Counter()  # by the model's name, and the thread that answers
-        self._waiters: set[int] = set()  # threads that wait for such answers
+        self._held: Counter[str] = Counter()  # leases that keep the content loaded until they end
+        self._left: set[str] = set()  # names of contents without an alias that are kept for such leases
+        self._answering: Counter[tuple[str, int]] = Counter()  # by name in the model and thread id
+        self._waiters: set[int] = set()  # ids of threads that wait in _retire
         self._retiring: dict[str, AdapterInfo] = {}
         self._num_names = 0
 
     def reset(self) -> None:
-        """Go back to the adapters that the model begins with: it is loaded again."""
+        """Return to the initial adapters, because the model was loaded again."""
         with self._lock:
             self._names = {alias: alias for alias in self._initial}
             self._sources = dict(self._initial)
@@ -80,13 +80,13 @@ class Generations:
             self._left = set()
 
     def infos(self, model: BlockingModel) -> list[LoraAdapterInfo]:
-        """Return what each alias stands for."""
+        """Describe the content of each alias."""
         return [info for _, info in self._named_infos(model)]
 
     def select(self, model: BlockingModel, adapter: str | LoraAdapterGeneration | None) -> Selected | None:
-        """Return the adapter that a request names; None: it names none.
+        """Return the adapter that a request names; None if it names none.
 
-        :raises InvalidRequestError: there is no such one
+        :raises InvalidRequestError: there is no such adapter
         """
         if adapter is None:
             return None
@@ -101,8 +101,8 @@ class Generations:
 
     @contextmanager
     def leased(self, selected: Selected | None) -> Iterator[None]:
-        """Note that the calling thread answers a request through an adapter, whose content stays meanwhile: between two
-        answers of the model, while tools are run, the engine knows nothing of the request.
+        """Keep an adapter's content loaded while the calling thread answers a request with it. The engine cannot do so:
+        between two answers, while tools run, it does not know of the request.
         """
         if selected is None:
             yield
@@ -122,10 +122,11 @@ class Generations:
             self.release(selected, is_held=True)
 
     def lease(self, selected: Selected | None, *, is_held: bool = False) -> None:
-        """Note that a request goes through an adapter.
+        """Record that a request uses an adapter.
 
-        :param is_held: whether its content has to stay until :meth:`release`. Nobody waits for that, since it may be
-            for the one who would wait to call: who changes adapters next, or asks about them, frees the content
+        :param is_held: whether the content must stay loaded until :meth:`release`. No method waits for that call, since
+            the waiting thread itself may have to make it; the next change of adapters, or :meth:`status`, frees the
+            content
         """
         if selected is not None:
             with self._lock:
@@ -133,7 +134,7 @@ class Generations:
                 self._held[selected.name] += is_held
 
     def release(self, selected: Selected | None, *, is_held: bool = False) -> None:
-        """Note that it has ended."""
+        """Record that a request has ended, with the arguments of :meth:`lease`."""
         if selected is not None:
             with self._lock:
                 for counter, count in ((self._leases, 1), (self._held, int(is_held))):
@@ -150,11 +151,12 @@ class Generations:
         is_replaced: bool,
         expected: str | None,
     ) -> LoraAdapterInfo:
-        """Load an adapter, and have an alias stand for it.
+        """Load an adapter under an alias.
 
-        :param is_replaced: whether the alias may stand for another by now
-        :param expected: the generation that it has to stand for by now; None: any
-        :raises LoraAdapterError: it may not, does not, or the adapter cannot be loaded
+        :param is_replaced: whether the alias may exist already, and is then moved to the new content
+        :param expected: the generation that the alias must have now; None: any
+        :raises LoraAdapterError: the alias exists or has another generation, the adapter cannot be loaded, or a limit
+            is exceeded
         """
         self._free_left(model)
         with self._loading:
@@ -182,9 +184,9 @@ class Generations:
         return _info(alias, str(adapter_dir), info)
 
     def unload(self, model: BlockingModel, alias: str, expected: str | None) -> LoraAdapterInfo:
-        """Have an alias stand for nothing, and wait for the requests under way.
+        """Remove an alias, and free its content once running requests have ended; see :meth:`_retire`.
 
-        :raises LoraAdapterError: it stands for nothing, or for another generation than the expected one
+        :raises LoraAdapterError: unknown alias, or its generation is not the expected one
         """
         self._free_left(model)
         with self._loading:
@@ -199,7 +201,7 @@ class Generations:
         return before
 
     def status(self, model: BlockingModel) -> LoraRuntimeStatus:
-        """Return which adapters there are, and what they take."""
+        """Describe all adapters in memory, with their sizes and the limits."""
         self._free_left(model)
         infos = self.infos(model)
         with self._lock:
@@ -230,9 +232,9 @@ class Generations:
         )
 
     def check_limits(self, model: BlockingModel) -> None:
-        """Compare the adapters that a model began with, with the limits.
+        """Check the adapters that a model was loaded with.
 
-        :raises LoraAdapterError: one is exceeded
+        :raises LoraAdapterError: a limit is exceeded
         """
         if len(model.adapter_infos) > self._limits.max_adapters:
             raise _error(
@@ -243,9 +245,9 @@ class Generations:
                 raise _error(code, "adapters", info.name, f"nothing beyond {self._limits}")
 
     def _named_infos(self, model: BlockingModel) -> list[tuple[str, LoraAdapterInfo]]:
-        """Return what each alias stands for, with the model's name for it.
+        """Describe the content of each alias, with its name in the model.
 
-        All of it is of one moment: at any time an alias goes over to another content.
+        This is a consistent snapshot: aliases may be moved to other contents at any time.
         """
         with self._lock:
             loaded = {info.name: info for info in model.adapter_infos}
@@ -256,8 +258,8 @@ class Generations:
             ]
 
     def _new_name(self, alias: str) -> str:
-        """Return a name that no content has had, since requests may still hold what a name stood for. No alias, which
-        the model refuses, is no name.
+        """Return a name for a content that was never used before, since requests may still refer to used names. An
+        empty alias is returned unchanged, for the model to refuse.
         """
         name = alias
         while alias and name in (alias, *self._initial):
@@ -281,7 +283,7 @@ class Generations:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Note that the calling thread, which holds the lock, waits for answers."""
+        """Mark the calling thread, which holds the lock, as waiting in :meth:`_retire`."""
         own = threading.get_ident()
         self._waiters.add(own)
         self._answered.notify_all()
@@ -291,14 +293,15 @@ class Generations:
             self._waiters.discard(own)
 
     def _retire(self, model: BlockingModel, name: str) -> None:
-        """Free a content that no alias stands for, once those requests have ended that are answered through it. One
-        that the calling thread answers, which has a tool do this, is not waited for, nor one whose thread waits here:
-        two tools that each free the other's would wait for ever. For them, and for streams, the content is left.
+        """Free a content without an alias, once the requests that are answered with it have ended. Requests answered by
+        the calling thread, whose tool made this call, are not waited for, nor are those of threads that wait here: two
+        tools that each free the other's content would deadlock. For these requests, and for streams that run tools, the
+        content is kept, and freed later.
 
-        Others may be changed meanwhile: a tool of such a request may be about to.
+        Other adapters can be changed while this waits: a tool of a request that is waited for may do so.
         """
         info = next(info for info in model.adapter_infos if info.name == name)
-        is_left = False  # then whoever frees it forgets it, which may be at once
+        is_left = False  # if True, _free_left also forgets it, maybe before this method returns
         with self._lock:
             self._retiring[name] = info
         try:
@@ -316,7 +319,7 @@ class Generations:
                     self._forget(name)
 
     def _free_left(self, model: BlockingModel) -> None:
-        """Free contents that have stayed for streams that have ended."""
+        """Free contents that were kept for requests that have ended."""
         while True:
             with self._lock:
                 name = next((name for name in self._left if not self._held[name]), None)

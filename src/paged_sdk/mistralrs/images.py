@@ -1,4 +1,4 @@
-"""Read the images of a conversation, which mistral.rs's programs give as addresses."""
+"""Reads the images of a conversation, which programs for mistral.rs give as paths or URLs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["with_images"]
 
 
 def with_images(messages: Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, object]]:
-    """Return messages in whose parts the paths of images are read. ``data:`` URLs stay as they are.
+    """Return the messages with images read from their paths. ``data:`` URLs are kept.
 
-    The SDK reads no path that a message holds, since messages may come from strangers. mistral.rs does, and its
-    programs rely on it.
+    The SDK itself reads no path in a message, since messages may be untrusted. mistral.rs does, and programs for it
+    rely on that.
 
-    :raises InvalidRequestError: a file that cannot be read, or another address, which nobody fetches here
+    :raises InvalidRequestError: a file cannot be read, or the URL has another scheme: nothing is fetched
     """
     if isinstance(messages, str) or not isinstance(messages, Sequence):
-        return messages  # which is refused with the reason
+        return messages  # refused later, with the reason
     return [_with_images(message) for message in messages]
 
 

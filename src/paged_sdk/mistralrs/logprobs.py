@@ -1,4 +1,4 @@
-"""Hold how likely tokens were, as mistral.rs has it."""
+"""Holds logprobs with mistral.rs's attributes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Logprobs", "ResponseLogprob", "TopLogprob"]
 class TopLogprob:
     """Describes one of the likeliest tokens at a position.
 
-    :ivar token: its number
+    :ivar token: token id
     :ivar logprob: natural logarithm of its probability, before temperature and truncation
-    :ivar bytes: its text, whatever the name says
+    :ivar bytes: text of the token, despite the name
     """
 
     token: int
@@ -27,8 +27,8 @@ class TopLogprob:
 class ResponseLogprob:
     """Describes the chosen token at a position, and the likeliest ones there.
 
-    :ivar token: its text
-    :ivar bytes: its bytes
+    :ivar token: text of the token
+    :ivar bytes: UTF-8 bytes of the token
     """
 
     token: str
@@ -38,7 +38,7 @@ class ResponseLogprob:
 
     @classmethod
     def of(cls, token: paged_sdk.TokenLogprob) -> ResponseLogprob:
-        """Make it of the SDK's."""
+        """Convert the SDK's logprob of a token."""
         return cls(
             token=token.token,
             logprob=token.logprob,
@@ -60,5 +60,5 @@ class Logprobs:
 
     @classmethod
     def of(cls, logprobs: paged_sdk.Logprobs | None) -> Logprobs | None:
-        """Make it of the SDK's."""
+        """Convert the SDK's logprobs."""
         return None if logprobs is None else cls(content=[ResponseLogprob.of(token) for token in logprobs.content])

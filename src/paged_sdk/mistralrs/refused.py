@@ -1,4 +1,4 @@
-"""Stand for ways to describe a model that this engine has not."""
+"""Defines placeholders for mistral.rs's kinds of models that this engine does not support."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _WEIGHED: Final = (
 
 
 class Refused:
-    """Stands for a way to describe a model that this engine has not: making one is an error.
+    """Is the base of placeholders for unsupported kinds of models: instantiating one raises an error.
 
-    :cvar instead: what there is in its place
+    :cvar instead: what to use instead, for the error
     """
 
     instead: ClassVar[str]
 
     def __new__(cls, *values: object, **settings: object) -> NoReturn:
-        """Say so.
+        """Refuse to make an instance.
 
         :raises ConfigError: always
         """
@@ -42,4 +42,4 @@ REFUSED: Final = (
     _refused("DiffusionPlain", "a model that writes text: no images are made"),
     _refused("Speech", "a model that writes text: no speech is made"),
 )
-"""Classes that Which has by their names."""
+"""Placeholders, which become attributes of Which."""

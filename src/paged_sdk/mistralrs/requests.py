@@ -1,4 +1,4 @@
-"""Define the requests to a runner."""
+"""Defines the requests to a runner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paged_sdk.wire.sampling import constraint_of, dry_params, top_n_logprobs
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    # Tells type checkers what a runner returns: a request that does not say that it streams does not.
+    # Tells type checkers what a runner returns; without ``stream``, a request does not stream.
     StreamT = TypeVar("StreamT", bound=bool, default=Literal[False])
 else:
     from typing import TypeVar
@@ -107,14 +107,14 @@ class ChatCompletionRequest(Generic[StreamT]):
         seed: int | None,
         default_temperature: float | None,
     ) -> RequestBuilder:
-        """Return the request that the model takes, without its adapter: the runner knows what it stands for.
+        """Return the SDK's request, without the adapter, which the runner resolves.
 
-        As in mistral.rs a request that says nothing about sampling is greedy, unless the checkpoint's
-        generation_config.json samples.
+        As in mistral.rs, a request without sampling fields is greedy, unless the checkpoint's generation_config.json
+        samples.
 
-        :param seed: None draws one
+        :param seed: None: a random one
         :param default_temperature: the checkpoint's temperature
-        :raises ConfigError: a sampling value out of its range
+        :raises ConfigError: sampling value out of range
         :raises InvalidRequestError: malformed messages, or fields that contradict each other
         """
         says = [{"role": "user", "content": self.messages}] if isinstance(self.messages, str) else self.messages
@@ -133,7 +133,7 @@ class ChatCompletionRequest(Generic[StreamT]):
         return builder.with_truncation() if self.truncate_sequence else builder
 
     def _reasoning(self) -> tuple[bool, str | None]:
-        """Return whether the model is to think, as it is where nothing is said, and how hard."""
+        """Return whether reasoning is enabled (default: yes), and the effort."""
         given = self.reasoning_effort
         if given is None:
             return self.enable_thinking if self.enable_thinking is not None else True, None
@@ -206,14 +206,14 @@ class CompletionRequest:
             raise InvalidRequestError.of("best_of", value, "1 or None: this version does not rank texts")
 
     def sampling(self, *, seed: int | None, default_temperature: float | None) -> SamplingParams:
-        """Return how the next token is chosen; see :meth:`ChatCompletionRequest.build`."""
+        """Return the sampling settings; see :meth:`ChatCompletionRequest.build`."""
         return _sampling(self, seed=seed, default_temperature=default_temperature, top_n=None)
 
     def constraint(self) -> Constraint | None:
-        """Return the language that every text is a sentence of.
+        """Return the constraint on every text; None if there is none.
 
-        :raises InvalidRequestError: a grammar without its type, or the other way round, or a type that there is none of
-        :raises ConstraintError: no text, or one that is too long
+        :raises InvalidRequestError: a grammar without its type or vice versa, or an unknown type
+        :raises ConstraintError: the grammar is not text, or too long
         """
         return _constraint(self)
 

@@ -1,4 +1,4 @@
-"""Hold a model that can be unloaded and loaded again."""
+"""Holds a model that can be unloaded and loaded again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Status: TypeAlias = Literal["loaded", "unloaded", "reloading"]
 
 
 class Residence:
-    """Holds a model that is in memory, or can be loaded again. May be used from any thread.
+    """Holds a model that can be unloaded, and is loaded again when needed. May be used from any thread.
 
-    :param load: loads the model; it is called at once, and again whenever an unloaded model is needed
-    :param when_reloaded: is called when it was loaded again, before it is used
-    :raises PagedError: what that raises
+    :param load: loads the model; called at once, and again whenever an unloaded model is needed
+    :param when_reloaded: called after the model was loaded again, before it is used
+    :raises PagedError: an error of ``load``
     """
 
     def __init__(
@@ -33,24 +33,24 @@ class Residence:
 
     @property
     def status(self) -> Status:
-        """Return where the model is."""
+        """Return the model's status."""
         return self._status
 
     def model(self) -> BlockingModel:
-        """Return the model, which is loaded again if it was unloaded.
+        """Return the model, after loading it again if it was unloaded.
 
-        :raises ModelClosedError: it is closed for good
-        :raises ModelLoadError: it cannot be, any more
+        :raises ModelClosedError: the runner is closed
+        :raises ModelLoadError: the model can no longer be loaded
         """
         with self._lock:
             self._check_open()
             return self._model or self._reload()
 
     def unload(self) -> None:
-        """Free the model's memory; requests under way end.
+        """Free the model's memory; running requests end.
 
-        :raises ConfigError: it is unloaded already
-        :raises ModelClosedError: it is closed for good
+        :raises ConfigError: the model is unloaded already
+        :raises ModelClosedError: the runner is closed
         """
         with self._lock:
             self._check_open()
@@ -62,9 +62,9 @@ class Residence:
     def reload(self) -> None:
         """Load an unloaded model again.
 
-        :raises ConfigError: it is loaded
-        :raises ModelClosedError: it is closed for good
-        :raises ModelLoadError: it cannot be loaded any more
+        :raises ConfigError: the model is loaded
+        :raises ModelClosedError: the runner is closed
+        :raises ModelLoadError: the model can no longer be loaded
         """
         with self._lock:
             self._check_open()
@@ -73,7 +73,7 @@ class Residence:
             self._reload()
 
     def close(self) -> None:
-        """End the requests under way and release everything. Idempotent."""
+        """End running requests and release everything. Idempotent."""
         with self._lock:
             self._is_closed = True
             if self._model is not None:

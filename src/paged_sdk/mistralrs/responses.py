@@ -1,4 +1,4 @@
-"""Hold whole responses with mistral.rs's attributes, made from the SDK's."""
+"""Holds whole responses with mistral.rs's attributes, made from the SDK's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ToolCallResponse:
 
 
 def called(calls: Sequence[paged_sdk.ToolCallResponse]) -> list[ToolCallResponse] | None:
-    """Return calls of the SDK's; None: there is none."""
+    """Convert the SDK's calls; None if there are none."""
     return [
         ToolCallResponse(index=call.index, id=call.id, tp=ToolCallType.Function, function=call.function)
         for call in calls
@@ -76,7 +76,7 @@ class Choice:
 
     @classmethod
     def of(cls, choice: paged_sdk.Choice) -> Choice:
-        """Make it of the SDK's."""
+        """Convert a choice of the SDK's."""
         said = choice.message
         message = ResponseMessage(
             content=None if said.tool_calls and not said.content else said.content,
@@ -144,7 +144,7 @@ class ChatCompletionResponse:
         adapter_generation: str | None,
         agentic_tool_calls: Sequence[AgenticToolCallRecord] = (),
     ) -> ChatCompletionResponse:
-        """Make it of the SDK's."""
+        """Convert a response of the SDK's."""
         return cls(
             id=response.id,
             choices=[Choice.of(choice) for choice in response.choices],
@@ -193,7 +193,7 @@ class CompletionResponse:
 
     @classmethod
     def of(cls, response: paged_sdk.CompletionResponse, *, adapter_generation: str | None) -> CompletionResponse:
-        """Make it of the SDK's."""
+        """Convert a response of the SDK's."""
         return cls(
             id=response.id,
             choices=[

@@ -1,4 +1,4 @@
-"""Show a model through mistral.rs's interface."""
+"""Provides mistral.rs's ``Runner``."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from paged_sdk.mistralrs.settings import (
     adapter_limits,
     check_architecture,
     configured,
-    guessing,
     paged_settings,
     quantized,
     template_of,
+    with_speculation,
 )
 from paged_sdk.mistralrs.stream import ChatCompletionStream
 from paged_sdk.mistralrs.unsupported import check_switches, refuse_settings
@@ -144,7 +144,7 @@ class Runner:
         self._generations = Generations(sources, adapter_limits(which))
         callbacks, seed = checked_callbacks(tool_callbacks), SamplingParams(seed=seed).seed
         self._which = which
-        whole = guessing(builder, which_draft, speculative_gamma)
+        whole = with_speculation(builder, which_draft, speculative_gamma)
         self._residence = Residence(lambda: BlockingModel(whole.build()), when_reloaded=self._generations.reset)
         self._answers = Answers(self._residence.model, self._generations, callbacks, seed=seed)
         try:
@@ -154,7 +154,7 @@ class Runner:
             self.close()
             raise
 
-    if not TYPE_CHECKING:  # a type checker that saw it would let any name pass
+    if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
 
         def __getattr__(self, name: str) -> NoReturn:
             if name in METHODS:
@@ -187,8 +187,8 @@ class Runner:
 
         :returns: the response; with ``stream=True`` an iterator of chunks, which ends the request when it is closed
             or dropped
-        :raises ConfigError: a sampling value out of its range, or the ``model_id`` of no model of the runner's
-        :raises RequestError: a request that is malformed or cannot be done
+        :raises ConfigError: sampling value out of range, or an unknown ``model_id``
+        :raises RequestError: malformed or unsupported request
         """
         self._check_model(model_id)
         if not isinstance(request, ChatCompletionRequest):
@@ -198,8 +198,8 @@ class Runner:
     def send_completion_request(self, request: CompletionRequest, model_id: str | None = None) -> CompletionResponse:
         """Continue a text.
 
-        :raises ConfigError: a sampling value out of its range, or the ``model_id`` of no model of the runner's
-        :raises RequestError: a request that is malformed or cannot be done
+        :raises ConfigError: sampling value out of range, or an unknown ``model_id``
+        :raises RequestError: malformed or unsupported request
         """
         self._check_model(model_id)
         if not isinstance(request, CompletionRequest):
@@ -209,8 +209,8 @@ class Runner:
     def send_embedding_request(self, request: EmbeddingRequest, model_id: str | None = None) -> list[list[float]]:
         """Return an embedding of each text, as the checkpoint says.
 
-        :raises ConfigError: the ``model_id`` of no model of the runner's
-        :raises RequestError: a request that is malformed or cannot be done
+        :raises ConfigError: an unknown ``model_id``
+        :raises RequestError: malformed or unsupported request
         """
         self._check_model(model_id)
         if not isinstance(request, EmbeddingRequest):
@@ -253,7 +253,7 @@ class Runner:
 
         :param add_special_tokens: add the special tokens that the tokenizer puts around a text
         :param enable_thinking: has no effect, as in mistral.rs: a plain text has no template
-        :raises ConfigError: the ``model_id`` of no model of the runner's
+        :raises ConfigError: an unknown ``model_id``
         :raises InvalidRequestError: a text that is not Unicode
         """
         self._check_model(model_id)
@@ -263,7 +263,7 @@ class Runner:
         """Return the text of token ids.
 
         :param skip_special_tokens: leave out special tokens
-        :raises ConfigError: the ``model_id`` of no model of the runner's
+        :raises ConfigError: an unknown ``model_id``
         :raises InvalidRequestError: an id outside the vocabulary
         """
         self._check_model(model_id)
@@ -273,8 +273,7 @@ class Runner:
         """Quantize the weights to another type ("Q4K", "Q8_0", "4" ...), those of a GGUF file too, once running
         requests have ended; others wait.
 
-        :raises ConfigError: no such type, or one that the device has no kernels for; or the ``model_id`` of no model of
-            the runner's
+        :raises ConfigError: unknown type, or one without kernels for the device; or an unknown ``model_id``
         :raises ModelLoadError: the model's files are missing or have changed: it continues with its old weights
         """
         self._check_model(model_id)
@@ -294,11 +293,11 @@ class Runner:
 
         :param alias: its name for requests
         :param adapter_dir: a PEFT directory, or a GGUF file
-        :param load_inplace: whether it may replace the alias's current content. That is freed once the requests that
-            use it have ended, which this waits for; but not for a stream that runs tools, nor for a request whose tool
-            calls this
+        :param load_inplace: whether it may replace the alias's current content. The call waits until the requests that
+            use that content have ended, and frees it. It does not wait for streams that run tools, nor for a request
+            whose tool made this call
         :param expected_generation: replace this content only
-        :raises ConfigError: the ``model_id`` of no model of the runner's
+        :raises ConfigError: an unknown ``model_id``
         :raises LoraAdapterError: another adapter has the alias, or another content; it cannot be read, was made for
             another model, or exceeds a limit
         """
@@ -320,7 +319,7 @@ class Runner:
         """Refuse new requests of an adapter, wait for running ones, and free its memory.
 
         :param expected_generation: unload this content only
-        :raises ConfigError: the ``model_id`` of no model of the runner's
+        :raises ConfigError: an unknown ``model_id``
         :raises LoraAdapterError: no loaded adapter has the alias, or another content has it
         """
         self._check_model(model_id)
@@ -330,7 +329,7 @@ class Runner:
     def list_lora_adapters(self, model_id: str | None = None) -> list[LoraAdapterInfo]:
         """Return the loaded adapters.
 
-        :raises ConfigError: the ``model_id`` of no model of the runner's
+        :raises ConfigError: an unknown ``model_id``
         """
         self._check_model(model_id)
         return self._generations.infos(self._model)
@@ -338,7 +337,7 @@ class Runner:
     def lora_adapter_status(self, model_id: str | None = None) -> LoraRuntimeStatus:
         """Return the loaded adapters, their memory, and their limits.
 
-        :raises ConfigError: the ``model_id`` of no model of the runner's
+        :raises ConfigError: an unknown ``model_id``
         """
         self._check_model(model_id)
         return self._generations.status(self._model)
@@ -346,7 +345,7 @@ class Runner:
     def max_sequence_length(self, model_id: str | None = None) -> int:
         """Return the maximum number of tokens in a sequence, prompt and output together.
 
-        :raises ConfigError: the ``model_id`` of no model of the runner's
+        :raises ConfigError: an unknown ``model_id``
         """
         self._check_model(model_id)
         return self._model.max_sequence_length
@@ -362,20 +361,20 @@ class Runner:
     def set_default_model_id(self, model_id: str) -> None:
         """Set the model for requests that name none.
 
-        :raises ConfigError: it is no model of the runner's
+        :raises ConfigError: unknown model
         """
         self._check_model(model_id, is_needed=True)
 
     def is_model_loaded(self, model_id: str) -> bool:
         """Return whether the model is in memory.
 
-        :raises ConfigError: it is no model of the runner's
+        :raises ConfigError: unknown model
         """
         self._check_model(model_id, is_needed=True)
         return self._residence.status == "loaded"
 
     def get_model_status(self, model_id: str) -> Status | None:
-        """Return "loaded", "unloaded" or "reloading"; None for what is no model of the runner's."""
+        """Return "loaded", "unloaded" or "reloading"; None for an unknown model."""
         return self._residence.status if model_id == self._which.name else None
 
     def list_models_with_status(self) -> list[tuple[str, Status]]:
@@ -390,7 +389,7 @@ class Runner:
         """Free the model's memory; running requests end. The next request, or :meth:`reload_model`, loads it again,
         with the adapters that ``which`` names.
 
-        :raises ConfigError: it is no model of the runner's, or unloaded already
+        :raises ConfigError: unknown model, or it is unloaded already
         :raises ModelClosedError: the runner is closed
         """
         self._check_model(model_id, is_needed=True)
@@ -399,9 +398,9 @@ class Runner:
     def reload_model(self, model_id: str) -> None:
         """Load an unloaded model again.
 
-        :raises ConfigError: it is no model of the runner's, or is loaded
+        :raises ConfigError: unknown model, or it is loaded
         :raises ModelClosedError: the runner is closed
-        :raises ModelLoadError: it cannot be loaded any more
+        :raises ModelLoadError: the model can no longer be loaded
         """
         self._check_model(model_id, is_needed=True)
         self._residence.reload()
@@ -434,7 +433,7 @@ class Runner:
 def _check_generation(generation: object) -> None:
     try:
         if generation is not None:
-            LoraAdapterGeneration(generation)  # type: ignore[arg-type]  # which is what it looks at
+            LoraAdapterGeneration(generation)  # type: ignore[arg-type]  # it validates its argument
     except ConfigError as error:
         code = "invalid_lora_generation"
         raise LoraAdapterError(str(error), code=code, setting="expected_generation", value=generation) from None

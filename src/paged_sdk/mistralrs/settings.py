@@ -1,4 +1,4 @@
-"""Turn what a runner is told into settings of the SDK's builders."""
+"""Turns a runner's parameters into settings of the SDK's builders."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ __all__ = [
     "adapter_limits",
     "check_architecture",
     "configured",
-    "guessing",
     "paged_settings",
     "quantized",
     "template_of",
+    "with_speculation",
 ]
 
 _GOAL: Final = re.compile(r"(?P<number>[0-9]+) ?(?P<unit>GiB|MiB|tokens)", re.ASCII)
 DEFAULT_PREFIX_CACHE_N: Final = 16
 MAX_GOAL: Final = 32
-"""So long is no number that any machine has."""
+"""Maximum length of a goal's text; no real size is written with more characters."""
 
 
 def configured(
@@ -57,9 +57,9 @@ def configured(
     no_paged_attn: bool,
     prefix_cache_n: int | None,
 ) -> Builder:
-    """Return the builder with the chat template, and with where keys and values are kept.
+    """Return the builder with settings of the chat template and the KV cache.
 
-    :raises ConfigError: a value that cannot be used
+    :raises ConfigError: invalid value
     """
     if template is not None:
         builder = builder.with_chat_template(template)
@@ -67,15 +67,15 @@ def configured(
         builder = builder.with_paged_attn(meta)
     elif no_paged_attn:
         builder = builder.without_paged_attn()
-    if type(prefix_cache_n) is int and prefix_cache_n == DEFAULT_PREFIX_CACHE_N:  # the environment may set it
+    if type(prefix_cache_n) is int and prefix_cache_n == DEFAULT_PREFIX_CACHE_N:  # leave it to the environment
         return builder
     return builder.with_prefix_cache_n(prefix_cache_n)
 
 
 def quantized(builder: Builder, which: Which, in_situ_quant: str | None) -> Builder:
-    """Return the builder with what its weights are to be quantized to.
+    """Return the builder with in-situ quantization.
 
-    :raises ConfigError: no such type, or experts of which nothing says what they are to be quantized to
+    :raises ConfigError: unknown type, or ``IsqOrganization.MoQE`` without a type or beside a topology
     """
     isq = None if in_situ_quant is None else IsqType.parse(in_situ_quant, setting="in_situ_quant")
     if getattr(which, "organization", None) is not IsqOrganization.MoQE:
@@ -85,10 +85,10 @@ def quantized(builder: Builder, which: Which, in_situ_quant: str | None) -> Buil
     return builder.with_topology(Topology.empty().with_regex(r"\.experts\.", LayerTopology(isq=isq)))
 
 
-def guessing(builder: Builder, draft: Which | None, gamma: int | None) -> Builder | TextSpeculativeBuilder:
-    """Return the builder with what guesses tokens for it.
+def with_speculation(builder: Builder, draft: Which | None, gamma: int | None) -> Builder | TextSpeculativeBuilder:
+    """Return the builder with speculative decoding.
 
-    :raises ConfigError: the guesser is no model, or guesses for one that takes images
+    :raises ConfigError: ``draft`` is not a model, or one of the two models takes images
     """
     if draft is None:
         return builder if gamma is None else builder.with_speculation(_speculation(gamma))
@@ -108,9 +108,9 @@ def _speculation(gamma: int) -> SpeculativeConfig:
 
 
 def check_architecture(which: Which, model: BlockingModel) -> None:
-    """Compare the family that a program names with the one that was loaded.
+    """Compare the family that a program names with that of the loaded model.
 
-    :raises ConfigError: it is another
+    :raises ConfigError: the model is of another family
     """
     arch = getattr(which, "arch", None)
     match arch:
@@ -131,9 +131,9 @@ def paged_settings(
     paged_attn: bool,
     memory_goal: str | float | None,
 ) -> PagedAttentionMeta | None:
-    """Return the settings of the KV pool; None if nothing was said about it.
+    """Return the settings of the KV pool; None if none was given.
 
-    :raises ConfigError: settings that contradict each other, by name
+    :raises ConfigError: settings that contradict each other, which are named
     """
     memory = {
         "pa_gpu_mem": pa_gpu_mem,
@@ -169,7 +169,7 @@ def _gpu_memory(
 
 
 def _goal(goal: str | float) -> MemoryGpuConfig:
-    """Return the size that a goal stands for, as mistral.rs has them from 0.9.5 on."""
+    """Parse a ``memory_goal`` in the form of mistral.rs from 0.9.5 on."""
     said = _GOAL.fullmatch(goal) if isinstance(goal, str) and len(goal) < MAX_GOAL else None
     try:
         if isinstance(goal, float):
@@ -178,7 +178,7 @@ def _goal(goal: str | float) -> MemoryGpuConfig:
             return MemoryGpuConfig.ContextSize(int(said["number"]))
         if said is not None:
             return MemoryGpuConfig.MB(int(said["number"]) << (10 if said["unit"] == "GiB" else 0))
-    except ConfigError:  # a number out of its range
+    except ConfigError:  # a number out of range
         pass
     raise ConfigError.of("memory_goal", goal, 'a fraction such as 0.9, "4GiB", "512MiB", "65536tokens", or None')
 
@@ -194,7 +194,7 @@ def adapter_limits(which: Which) -> AdapterLimits:
 def template_of(chat_template: str | None, jinja_explicit: str | None) -> str | Path | None:
     """Return the chat template, as text or as a path; None: the checkpoint's.
 
-    :raises ConfigError: two are given, or something that is no path
+    :raises ConfigError: both are given, or ``jinja_explicit`` is not a path
     """
     if jinja_explicit is None:
         return chat_template

@@ -1,4 +1,4 @@
-"""Iterate over the pieces of a response."""
+"""Iterates over the chunks of a response."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["ChatCompletionStream", "ChunkSource"]
 
 
 class ChunkSource(Protocol):
-    """Gives the SDK's chunks of one response."""
+    """Describes an iterator over the SDK's chunks of one response."""
 
     def __next__(self) -> paged_sdk.ChatCompletionChunkResponse:
-        """Return the next one."""
+        """Return the next chunk."""
         ...
 
     def response_so_far(self) -> paged_sdk.ChatCompletionResponse:
-        """Return a response of what has been read."""
+        """Return a response made of the chunks read so far."""
         ...
 
     def close(self) -> None:
@@ -33,8 +33,8 @@ class ChatCompletionStream:
     """Iterates over the chunks of one response. Closing or dropping it ends the request; it is a context manager, too.
 
     :param source: the SDK's chunks
-    :param adapter_generation: of the adapter that the texts go through; None: none
-    :param when_ended: is called once, when it has ended in whatever way
+    :param adapter_generation: generation of the adapter used; None: none
+    :param when_ended: called once when the stream has ended, however it ends
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class ChatCompletionStream:
         return next(self._waiting)
 
     def read(self) -> None:
-        """Wait for the SDK's next chunk, which is then the next one of the stream.
+        """Wait for the SDK's next chunk, and store it for the next call of ``__next__``.
 
-        :raises StopIteration: there is none
+        :raises StopIteration: the stream has ended
         """
         try:
             chunk = next(self._source)
-        except BaseException:  # the end is one of them
+        except BaseException:  # StopIteration too
             self._finalizer()
             raise
         stops: dict[int, str | None] = {}

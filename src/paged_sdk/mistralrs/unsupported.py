@@ -1,5 +1,5 @@
-"""Refuse parameters of mistral.rs whose feature this version does not have: an error beats a setting that does
-nothing. At their defaults they may be given.
+"""Validates parameters of mistral.rs. Those of unsupported features are refused, except at their defaults: an error is
+better than a setting without effect.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def refuse_settings(default: bool | None = None, **settings: object) -> None:
     """Check that each of these settings is at its default.
 
     :param default: None, or False for switches
-    :raises ConfigError: naming the first that is not
+    :raises ConfigError: naming the first one that is not
     """
     for name, value in settings.items():
         if value is not default:
@@ -90,6 +90,6 @@ def is_optional_text(instance: object, attribute: Attribute[Any], value: object)
 
 
 def is_optional_count(instance: object, attribute: Attribute[Any], value: object) -> None:
-    """Accept ints from 0 on and None."""
+    """Accept None and ints >= 0."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
         raise ConfigError.of(attribute.name, value, "an int >= 0 or None")

@@ -1,4 +1,4 @@
-"""Add up what several answers of a model cost."""
+"""Adds up the usage of several answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["summed"]
 
 
 def summed(usages: Sequence[Usage]) -> Usage:
-    """Return what answers cost together; the times until the first token are those of the first one."""
+    """Return the total usage of answers. Times until the first token are those of the first answer."""
     if len(usages) == 1:
         return usages[0]
     prompt = sum(usage.prompt_tokens for usage in usages)

@@ -1,4 +1,4 @@
-"""Say which model a runner holds."""
+"""Defines ``Which``, the description of a runner's model."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class Which(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Return what the runner calls the model, among its models."""
+        """Return the model's name in the runner."""
 
     @abstractmethod
     def builder(self) -> Builder:
         """Return the builder of this model.
 
-        :raises ConfigError: a value that cannot be used
+        :raises ConfigError: invalid value
         """
 
 
@@ -202,7 +202,7 @@ class Embedding(Which):
         return _weighted(_configured(TextModelBuilder(self.model_id), self), self)
 
 
-_MultimodalPlain: TypeAlias = MultimodalPlain  # within Which, the name is that of its attribute
+_MultimodalPlain: TypeAlias = MultimodalPlain  # within Which, MultimodalPlain is the attribute
 
 
 def _configured(builder: _Builder, which: Plain | Lora | MultimodalPlain | Embedding) -> _Builder:
@@ -315,7 +315,7 @@ class GGML(Which):
 
 
 def _weighted(builder: _Builder, which: Plain | MultimodalPlain | Embedding | GGUF) -> _Builder:
-    """Return the builder with what errors of quantized weights are to be weighted by."""
+    """Return the builder with the importance matrix, or the text to compute one from, if given."""
     if which.imatrix is not None:
         builder = builder.with_imatrix(which.imatrix)
     return builder if which.calibration_file is None else builder.with_calibration_file(which.calibration_file)
@@ -335,7 +335,7 @@ def _one_file(which: GGUF | GGML) -> GgufModelBuilder:
 
 
 for _variant in (Plain, Lora, MultimodalPlain, Embedding, GGUF, GGML, *REFUSED):
-    # Read as variants of the one type, in tracebacks and reprs too.
+    # Shown as Which.Plain etc. in tracebacks and reprs.
     _name = _variant.__name__
     _variant.__qualname__ = f"Which.{_name}"
     setattr(Which, _name, _variant)

@@ -113,6 +113,11 @@ class TensorNames:
         """Return the prefix of one layer's tensor names."""
         return f"{self.body}{self.layers}.{index}."
 
+    def is_decoders(self, name: str) -> bool:
+        """Return whether a tensor belongs to the decoder; a checkpoint may hold an image encoder, too."""
+        parts = (self.embedding, self.layers, self.norms.embedding, self.norms.last)
+        return name.startswith((f"{self.head}.", *(f"{self.body}{part}." for part in parts)))
+
 
 @frozen(kw_only=True)
 class Sizes:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.key_offsets import KEY_SPAN
-from paged_sdk.kernels.placement import carried, working_on
+from paged_sdk.kernels.placement import moved_to, working_on
 from paged_sdk.kernels.rotary import Rotation, side_by_side_to_halves
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.decoder import DecoderModel
@@ -46,7 +46,7 @@ def _bias(linear: Linear, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _on(rotation: Rotation, device: torch.device) -> Rotation:
-    return Rotation(carried(rotation.cosines, device), carried(rotation.sines, device))
+    return Rotation(moved_to(rotation.cosines, device), moved_to(rotation.sines, device))
 
 
 def _mean_rotation(rope: RotaryEmbedding, num_spans: int, device: torch.device) -> Rotation:

@@ -12,7 +12,7 @@ from torch import Tensor
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.norm import NativeNorm
-from paged_sdk.kernels.placement import LayerSpan, Placement, carried, working_on
+from paged_sdk.kernels.placement import LayerSpan, Placement, moved_to, working_on
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import NoNorm, Norm
@@ -72,7 +72,7 @@ class SpannedDecoderModel:
             with working_on(span.device):
                 if span.device not in steps:
                     steps[span.device] = self._step_on(span.device, positions, ctx)
-                residual = run(carried(residual, span.device), steps[span.device])
+                residual = run(moved_to(residual, span.device), steps[span.device])
         return residual
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -88,10 +88,10 @@ class SpannedDecoderModel:
         normed, there = self._normed(hidden), self.placement.head
         own = None if adapted is None else adapted.on(there)
         with working_on(there):
-            return self._model.logits(carried(normed, there), own)
+            return self._model.logits(moved_to(normed, there), own)
 
     def _step_on(self, device: torch.device, positions: Tensor, ctx: StepContext) -> _StepThere:
-        own, there = ctx.on(device), carried(positions, device)
+        own, there = ctx.on(device), moved_to(positions, device)
         rotations = {settings: rope.at(there, own.is_long) for settings, rope in self._ropes[device].items()}
         return _StepThere(own, rotations)
 

@@ -15,7 +15,8 @@ from typing import Final
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from paged_sdk.config.env import MASTER_ADDR, MASTER_PORT, WORLD_SIZE, Launch
+from paged_sdk.config.env import MASTER_ADDR, MASTER_PORT, WORLD_SIZE
+from paged_sdk.config.launch import Launch
 from paged_sdk.errors import ConfigError, EngineDeadError, ModelLoadError
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.lifelines import TOKEN_BYTES, Lifelines, attach, listen, welcome

@@ -91,5 +91,6 @@ class AdaptableLinear(Linear):
         if ctx is None or ctx.adapted is None:
             return []
         adapted = ctx.adapted
-        pairs = ((lora.of.get(self.name), tokens) for lora, tokens in zip(adapted.loras, adapted.tokens, strict=True))
+        updates = (lora.by_layer.get(self.name) for lora in adapted.loras)
+        pairs = zip(updates, adapted.tokens, strict=True)
         return [(weights, tokens) for weights, tokens in pairs if weights is not None]

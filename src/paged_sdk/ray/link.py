@@ -40,7 +40,7 @@ class RayLink:
 
     :param handle: the deployment's handle
     :param target: the replica's name
-    :param on_face: receives the first parcel, which describes the model, and returns the receiver of the others
+    :param make_engine: takes the first parcel, which describes the model, and returns the receiver of the others
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class RayLink:
         handle: DeploymentHandle,
         target: str,
         loop: RayLoop,
-        on_face: Callable[[RayLink, Parcel], RemoteEngine],
+        make_engine: Callable[[RayLink, Parcel], RemoteEngine],
     ) -> None:
         self._handle = handle
         self._target = target
         self._loop = loop
-        self._on_face = on_face
+        self._make_engine = make_engine
         self._session = uuid.uuid4().hex
         self._outgoing: deque[list[bytes]] = deque()
         self._news = asyncio.Event()
@@ -83,7 +83,7 @@ class RayLink:
             async for parcels in stream:
                 for parcel in parcels:
                     if self._engine is None:
-                        self._engine = self._on_face(self, parcel)
+                        self._engine = self._make_engine(self, parcel)
                     else:
                         self._engine.receive(parcel)
         except Exception as error:  # of any type: Ray also passes on the replica's exceptions

@@ -11,6 +11,7 @@ from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.checks import is_finite, plain
 from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.errors import ConfigError
+from paged_sdk.logs import get_logger
 
 __all__ = [
     "REPLACEMENT_SECONDS",
@@ -21,9 +22,12 @@ __all__ = [
     "ray_serve",
     "resources_of",
     "with_health_checks",
+    "with_resources",
 ]
 
-TEXTS_PER_REPLICA: Final = 32
+_log = get_logger(__name__)
+
+SEQUENCES_PER_REPLICA: Final = 32
 """Default number of running and waiting sequences per replica that autoscaling aims at."""
 REPLACEMENT_SECONDS: Final = 120.0
 """Time that requests wait while there is no replica: Ray Serve needed 9 to 13 s to replace one, plus a large model's
@@ -115,20 +119,50 @@ def engine_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def resources_of(builder: object, num_replicas: int, cluster: Mapping[str, float]) -> dict[str, Any]:
+def with_resources(options: Mapping[str, Any], builder: object, *, other_cpus: float = 0) -> dict[str, Any]:
+    """Return the options of the replicas' deployment with the resources of a replica, unless they are set.
+
+    They depend on the cluster's resources, which are unknown until Ray runs: see :func:`resources_of`.
+
+    :param other_cpus: CPUs of the cluster that the application needs for other processes
+    """
+    if "ray_actor_options" in options:
+        return dict(options)
+    ray = import_module("ray")
+    cluster = None
+    if ray.is_initialized():
+        cluster = dict(ray.cluster_resources())
+        cluster["CPU"] = cluster.get("CPU", 0) - other_cpus
+    resources = resources_of(builder, most_replicas(options), cluster)
+    if cluster is None:
+        _log.warning(
+            "Ray is not running yet, so its resources are unknown: each replica gets %s. Call ray.init() first, or set "
+            "ray_actor_options.",
+            resources,
+        )
+    return {**options, "ray_actor_options": resources}
+
+
+def resources_of(builder: object, num_replicas: int, cluster: Mapping[str, float] | None) -> dict[str, Any]:
     """Return the resources that Ray reserves for each replica: GPUs if the cluster has any that the model may use;
     otherwise the builder's number of threads, or a share of the CPUs.
 
     :param num_replicas: maximum number of replicas
-    :param cluster: the cluster's resources
+    :param cluster: the cluster's resources; None: unknown. A replica then gets GPUs only if the builder asks for CUDA,
+        and one CPU unless the builder sets a number of threads
     """
     settings = getattr(builder, "settings", None)
     if not isinstance(settings, BuildSettings):
         return {"num_cpus": 1}
     ranks = settings.tensor_parallel if isinstance(settings.tensor_parallel, int) else 1
-    if cluster.get("GPU", 0) and not settings.device.startswith("cpu"):
+    if cluster is None:
+        uses_gpu = settings.device.startswith("cuda")
+    else:
+        uses_gpu = cluster.get("GPU", 0) > 0 and not settings.device.startswith("cpu")
+    if uses_gpu:
         return {"num_cpus": 1, "num_gpus": ranks}
-    return {"num_cpus": settings.num_threads or max(int(cluster.get("CPU", 1)) // num_replicas, 1)}
+    share = 1 if cluster is None else int(cluster.get("CPU", 1)) // num_replicas
+    return {"num_cpus": settings.num_threads or max(share, 1)}
 
 
 def most_replicas(options: Mapping[str, Any]) -> int:
@@ -146,5 +180,5 @@ def _autoscaling(given: object) -> dict[str, Any]:
         raise ConfigError.of(
             "min_replicas", values["min_replicas"], "at least 1: the server process starts from a running replica"
         )
-    policy = {"policy_function": "paged_sdk.ray.autoscaling:replicas_for_texts"}
-    return {"target_ongoing_requests": TEXTS_PER_REPLICA, "policy": policy, **values}
+    policy = {"policy_function": "paged_sdk.ray.autoscaling:replicas_for_sequences"}
+    return {"target_ongoing_requests": SEQUENCES_PER_REPLICA, "policy": policy, **values}

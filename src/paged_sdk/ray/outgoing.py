@@ -12,7 +12,7 @@ from paged_sdk.remote.link import Parcel
 
 __all__ = ["Outgoing"]
 
-AHEAD: Final = 2
+MAX_WAITING: Final = 2
 """Parcels that may wait: one is being sent, and the next is ready when that is done."""
 
 
@@ -23,7 +23,7 @@ class Outgoing:
         self._loop = asyncio.get_running_loop()
         self._parcels: deque[Parcel] = deque()
         self._news = asyncio.Event()
-        self._room = threading.Semaphore(AHEAD)
+        self._room = threading.Semaphore(MAX_WAITING)
         self._has_ended = False
         self._is_closed = False
 
@@ -52,7 +52,7 @@ class Outgoing:
     def close(self) -> None:
         """Refuse further parcels and end the iteration; in the loop."""
         self._is_closed = True
-        self._room.release(AHEAD)
+        self._room.release(MAX_WAITING)
         self.end()
 
     async def parcels(self) -> AsyncGenerator[list[Parcel]]:

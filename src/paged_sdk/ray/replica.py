@@ -36,12 +36,12 @@ class EngineReplica:
     """Runs a replica: a whole model. Ray Serve constructs it, and calls its methods in one event loop.
 
     :param step_seconds: the engine hangs if a step takes this long; None: no limit
-    :param says_why: whether to keep an exception from building the model for the client, which raises it with its type.
-        Ray Serve itself would retry three times, and then only report a failure
+    :param reports_build_error: whether to keep an exception from building the model for the client, which raises it
+        with its type. Ray Serve itself would retry three times, and then only report a failure
     """
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
-        self, builder: ModelBuilder, *, step_seconds: float | None, says_why: bool = False
+        self, builder: ModelBuilder, *, step_seconds: float | None, reports_build_error: bool = False
     ) -> None:
         self._model: Model | None = None
         self._hang: EngineDeadError | None = None
@@ -49,7 +49,7 @@ class EngineReplica:
         try:
             self._model = await _building(builder)
         except Exception as error:
-            if not says_why:
+            if not reports_build_error:
                 raise
             self._sessions = NoSessions(error)
         else:

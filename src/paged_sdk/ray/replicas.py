@@ -24,10 +24,9 @@ from paged_sdk.ray.options import (
     checked_limits,
     checked_seconds,
     engine_options,
-    most_replicas,
     ray_serve,
-    resources_of,
     with_health_checks,
+    with_resources,
 )
 from paged_sdk.ray.ray_loop import RayLoop
 from paged_sdk.routing.replica_set import ReplicatedModel
@@ -224,11 +223,9 @@ class _Cluster:
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         from paged_sdk.ray.replica import EngineReplica
 
-        if "ray_actor_options" not in options:
-            kept = resources_of(builder, most_replicas(options), ray.cluster_resources())
-            options = {**options, "ray_actor_options": kept}
+        options = with_resources(options, builder)
         application = serve.deployment(EngineReplica, **with_health_checks(options, limits)).bind(
-            builder, step_seconds=limits.step_seconds, says_why=True
+            builder, step_seconds=limits.step_seconds, reports_build_error=True
         )
         try:
             handle: DeploymentHandle = serve.run(application, name=self._name, route_prefix=None)

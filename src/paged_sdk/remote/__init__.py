@@ -1,1 +1,1 @@
-"""Serve engines that run elsewhere: in other processes, or wherever messages can be sent to."""
+"""Uses engines that run elsewhere: in other processes, or wherever messages can be sent."""

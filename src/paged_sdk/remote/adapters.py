@@ -1,4 +1,4 @@
-"""Knows the adapters of an engine that runs elsewhere."""
+"""Lists, loads and unloads the adapters of a remote engine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ __all__ = ["RemoteAdapters"]
 
 @frozen
 class RemoteAdapters:
-    """Knows by name what adapters an engine has, as an :class:`~paged_sdk.calls.loaded_adapters.Adapters` does. They
-    are loaded where it runs, so paths are those of its machine.
+    """Lists, loads and unloads the adapters of a remote engine (an
+    :class:`~paged_sdk.calls.loaded_adapters.Adapters`). Adapters are loaded where the engine runs, from paths of its
+    machine.
 
-    :ivar is_near: whether that is this machine, though perhaps another working directory
+    :ivar is_near: whether the engine runs on this machine, perhaps in another working directory
     """
 
     engine: RemoteEngine
@@ -54,5 +55,5 @@ class RemoteAdapters:
 
 
 def _from_anywhere(location: str) -> str:
-    """Return a path from whatever directory a process works in; what is none here may be a hub id."""
+    """Make an existing path absolute, so that it is valid in any working directory; others may be Hub ids."""
     return str(Path(location).absolute()) if os.path.exists(location) else location

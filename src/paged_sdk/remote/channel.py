@@ -15,7 +15,7 @@ __all__ = ["Channel"]
 _COUNT: Final = struct.Struct("<I")
 _BUFFER_BYTES: Final = 1 << 16
 _MOST_PARTS: Final = 512
-"""The system takes up to 1,024 pieces of memory in one call."""
+"""The most buffers per call; the system's limit is 1,024."""
 
 
 class Channel:
@@ -27,9 +27,9 @@ class Channel:
         self._lock = threading.Lock()
 
     def write(self, parcel: Parcel) -> None:
-        """Send a parcel, and wait until the system has taken it.
+        """Send a parcel; block until the system has taken it.
 
-        :raises OSError: nobody reads it any more
+        :raises OSError: the connection is closed
         """
         parts = [memoryview(part).cast("B") for part in parcel]
         head = _COUNT.pack(len(parts)) + struct.pack(f"<{len(parts)}Q", *map(len, parts))
@@ -43,27 +43,27 @@ class Channel:
                     pending[0] = pending[0][sent:]
 
     def read(self) -> Parcel | None:
-        """Wait for the next parcel; None: no more come."""
+        """Wait for the next parcel; None if the connection has ended."""
         try:
             count = _COUNT.unpack(self._exactly(_COUNT.size))[0]
             sizes = struct.unpack(f"<{count}Q", self._exactly(8 * count))
             return [self._exactly(size) for size in sizes]
-        except (OSError, EOFError, ValueError):  # ValueError: it was closed by another thread
+        except (OSError, EOFError, ValueError):  # ValueError: another thread has closed the channel
             return None
 
     def close(self) -> None:
-        """Let the other side know that nothing comes any more, and wake who reads here."""
-        with suppress(OSError):  # the other side was faster
+        """Shut down the connection, which ends the other side's reading and wakes the reader on this side."""
+        with suppress(OSError):  # the other side has closed it already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def release(self) -> None:
-        """Let go of what reading needs, once nobody reads any more."""
+        """Free the reader's buffer, once no thread reads."""
         self._reader.close()
         self._socket.close()
 
     def _exactly(self, size: int) -> bytearray:
-        content = bytearray(size)  # which arrays may lie in, and be changed
+        content = bytearray(size)  # unpickled arrays use this memory, so it must be mutable
         view, filled = memoryview(content), 0
         while filled < size:
             read = self._reader.readinto(view[filled:])  # type: ignore[attr-defined]

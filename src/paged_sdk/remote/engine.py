@@ -1,4 +1,4 @@
-"""Stand for an engine that runs elsewhere: what is asked of it goes there as messages, and output comes back."""
+"""Use an engine that runs elsewhere: send it requests and operations, and deliver its output."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _log = get_logger(__name__)
 
 @frozen(eq=False)
 class _Live:
-    """Holds a request that has not ended."""
+    """Holds an unfinished request."""
 
     request_id: str
     arrival: float
@@ -56,16 +56,15 @@ class _Live:
 
 
 class RemoteEngine:
-    """Takes requests for an engine that runs elsewhere (an :class:`~paged_sdk.worker.engine_access.EngineAccess`).
+    """Sends requests to an engine that runs elsewhere (an :class:`~paged_sdk.worker.engine_access.EngineAccess`).
 
-    Requests, questions and what ends them go through a link; :meth:`receive` and :meth:`lost` are called by what reads
-    the other end, on any thread, one call after the other. Output is handed over to the event loops of those who read
-    it, with one wake-up per loop and message. Every request gets an answer: once the link is lost, the error that says
-    so.
+    Requests, operations and aborts go through a link. The link's reader calls :meth:`receive` and :meth:`lost`, on any
+    thread, one call at a time. Output is delivered to the event loops of its readers, with one wake-up per loop and
+    message. Every request gets an answer: if the link is lost, an :class:`EngineDeadError`.
 
     :param name: names the engine in errors, such as "replica 1 (process 4711)"
-    :param stats: the engine's figures by now
-    :ivar adapters: those that the engine has, by name
+    :param stats: the engine's current statistics
+    :ivar adapters: the engine's adapters, by name
     """
 
     def __init__(self, link: Link, *, name: str, stats: ModelStats, adapters: Mapping[str, AdapterUse]) -> None:
@@ -84,24 +83,24 @@ class RemoteEngine:
 
     @property
     def name(self) -> str:
-        """Return what names the engine in errors."""
+        """Return the engine's name in errors."""
         return self._name
 
     @property
     def stats(self) -> ModelStats:
-        """Return the last snapshot that has come."""
+        """Return the latest snapshot received."""
         return self._stats
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether nothing that was asked of it is still to be answered."""
+        """Tell whether no request and no operation is unfinished."""
         return not (self._live or self._asked)
 
     def check(self) -> None:
-        """Raise if the engine can take no more work.
+        """Raise if the engine accepts no more work.
 
-        :raises ModelClosedError: it was closed, or this process is a forked child of the one that built it
-        :raises EngineDeadError: it has died, or its process has
+        :raises ModelClosedError: the engine was closed, or this process is a forked child of the one that built it
+        :raises EngineDeadError: the engine or its process has died
         """
         self.check_process()
         if self._death is not None:
@@ -110,21 +109,21 @@ class RemoteEngine:
             raise closed_model()
 
     def check_process(self) -> None:
-        """Raise if this is a forked child of the process that built the model.
+        """Raise in a forked child of the process that built the model.
 
-        :raises ModelClosedError: it is
+        :raises ModelClosedError: this is such a child
         """
         self._owner.check()
 
     @property
     def is_this_thread(self) -> bool:
-        """Tell whether the calling thread steps the engine: none of this process does."""
+        """Return False: no thread of this process steps the engine."""
         return False
 
     def submit(self, request: Request, subscription: Subscriber) -> None:
-        """Send a request; its outcome, a refusal too, arrives at the subscription.
+        """Send a request; its outcome, even a refusal, arrives at the subscription.
 
-        :raises InvalidRequestError: part of it cannot be sent, such as a logits processor that is a lambda
+        :raises InvalidRequestError: a part of the request cannot be pickled, such as a lambda as logits processor
         :raises ModelClosedError: see :meth:`check`
         :raises EngineDeadError: see :meth:`check`
         """
@@ -147,18 +146,18 @@ class RemoteEngine:
             self._link.send(pack(Abort(number)))
 
     async def reset_prefix_cache(self) -> None:
-        """Have every cached prefix forgotten."""
+        """Empty the prefix cache."""
         await self.ask(ResetPrefixCache())
 
     async def requantize(self, isq: IsqType) -> None:
-        """Have the weights held in another type, as :meth:`paged_sdk.Model.re_isq_model` says."""
+        """Requantize the weights: see :meth:`paged_sdk.Model.re_isq_model`."""
         await self.ask(Requantize(isq))
 
     async def ask(self, operation: Operation, *, undo: Operation | None = None) -> None:
-        """Have something done, and wait until it is. Should the caller be cancelled, the other side is told.
+        """Send an operation and wait for its outcome. If the caller is cancelled, the operation is, too.
 
-        :param undo: is done there, too, if it was too late to tell it: without anybody waiting for that
-        :raises PagedError: what was raised there
+        :param undo: reverts the operation; sent, without waiting, if the cancellation comes too late
+        :raises PagedError: the operation has failed
         """
         self.check()
         number = next(self._numbers)
@@ -183,23 +182,23 @@ class RemoteEngine:
             self._link.send(pack(Ask(next(self._numbers), undo)))
 
     def close(self, *, drain: bool = False) -> None:
-        """Refuse new work and have the engine end, without waiting for it. Idempotent."""
+        """Refuse new work and tell the engine to end, without waiting for it. Idempotent."""
         self._is_closing = True
         if self._owner.is_here:
             self._link.send(pack(Close(drain)))
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for the engine's end; False if it is still there after ``timeout`` seconds."""
+        """Wait for the engine's end; False if it has not ended after ``timeout`` seconds."""
         return not self._owner.is_here or self._link.join(timeout)
 
-    # For what reads the other end of the link
+    # Called by the link's reader
 
     def receive(self, parcel: Parcel) -> None:
-        """Take what has come from the engine."""
+        """Unpack and handle a message from the engine."""
         self.take(unpack(parcel))
 
     def take(self, message: FromEngine) -> None:
-        """Do the same with a message that is unpacked."""
+        """Handle an unpacked message from the engine."""
         match message:
             case Output():
                 self._take_output(message)
@@ -216,9 +215,9 @@ class RemoteEngine:
                 self._end(None if error is None else self._named(error.received()))
 
     def lost(self, reason: str) -> None:
-        """Take it that nothing will come any more.
+        """Fail everything unfinished, since no message will come any more.
 
-        :param reason: why, in words, for requests that are under way
+        :param reason: why the link was lost, for the errors
         """
         if self._has_ended:
             return
@@ -239,7 +238,7 @@ class RemoteEngine:
             (number, RequestEvent(request_id="", error=self._named(error.received())))
             for number, error in output.errors
         ]
-        # Known before anybody hears of it: what goes elsewhere does not come back here.
+        # Set before the errors are delivered, so that requests routed to another replica do not come back here.
         deaths = (event.error for _, event in errors if isinstance(event.error, EngineDeadError))
         self._death = self._death or next(deaths, None)
         for number, event in (*output.events, *errors):
@@ -259,7 +258,7 @@ class RemoteEngine:
     def _hand_over(self, loop: OutputLoop, outbox: Outbox) -> None:
         try:
             hears = loop.call_soon(outbox.deliver)
-        except Exception as error:  # nobody knows how much of it the loop has got
+        except Exception as error:  # it is unknown how much of the output the loop has got
             for number, live in list(self._live.items()):
                 if live.subscription.loop == loop:
                     self._link.send(pack(Abort(number)))
@@ -272,7 +271,7 @@ class RemoteEngine:
                     self._forget(number)
 
     def _end(self, death: Exception | None) -> None:
-        """Answer everything that is left."""
+        """Record the engine's end, and answer everything unfinished."""
         if isinstance(death, EngineDeadError):
             self._death = death
             _log.error("%s", death)
@@ -281,7 +280,9 @@ class RemoteEngine:
         self._sweep_if_ended()
 
     def _sweep_if_ended(self) -> None:
-        """Answer everything that is left, if nothing else will: whoever has sent the last message does it, too."""
+        """Answer everything unfinished if the engine has ended. Senders call this after each message, which may have
+        come after the end.
+        """
         if not self._has_ended:
             return
         for number in list(self._live):
@@ -296,7 +297,7 @@ class RemoteEngine:
         if live is None:
             return
         event = RequestEvent(request_id=live.request_id, error=error)
-        for _ in range(2):  # once more if the loop raises, because without an answer the request waits for ever
+        for _ in range(2):  # retry if the loop raises, since the request would wait for ever without an answer
             with suppress(Exception):
                 live.subscription.loop.call_soon(partial(live.subscription.add, event))
                 return
@@ -308,7 +309,7 @@ class RemoteEngine:
         return live
 
     def _named(self, error: Exception) -> Exception:
-        """Return an error with the engine's name in it, if it is of the whole engine."""
+        """Add the engine's name to an :class:`EngineDeadError`; return other errors unchanged."""
         if isinstance(error, EngineDeadError):
             error.args = (f"{self._name}: {error}",)
         return error
@@ -317,7 +318,7 @@ class RemoteEngine:
         return self._dead() if self._death is not None else closed_model()
 
     def _dead(self) -> EngineDeadError:
-        """Return an error of its own for each: a request's has what it has said so far."""
+        """Return a new error for each request, as the partial response is attached to it."""
         assert self._death is not None
         error = EngineDeadError(str(self._death))
         error.__cause__ = self._death.__cause__
@@ -325,9 +326,9 @@ class RemoteEngine:
 
 
 def _by_own_clock(start: RequestStart, arrival: float) -> RequestStart:
-    """Return what is known of a request's start in the times of this process.
+    """Convert the times of a request's start to the clock of this process.
 
-    :param arrival: when it was made, by this process's clock
+    :param arrival: when the request was made, by this process's clock
     """
     ahead = arrival - start.arrival
     return evolve(

@@ -1,4 +1,4 @@
-"""Make a model of an engine that runs elsewhere."""
+"""Make a model whose engine runs elsewhere."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PROBE: Final = "The 3 quick brown foxes, naïve as ever:\n\tdef jump(over=['lazy
 
 @frozen(kw_only=True)
 class Face:
-    """Holds what of a model is needed where requests are made: everything but its engine.
+    """Holds the data of a model that is needed where requests are made: all but the engine.
 
-    :ivar config: the engine's settings, and ``max_sequence_tokens`` what follows from them
-    :ivar adapters: those that it has by now
-    :ivar stats: the engine's figures by now
-    :ivar traits: what models that are the same have in common, see :func:`traits_of`
+    :ivar config: the engine's settings; ``max_sequence_tokens`` follows from them
+    :ivar adapters: the current adapters, by name
+    :ivar stats: the engine's current statistics
+    :ivar traits: see :func:`traits_of`
     """
 
     name: str
@@ -48,8 +48,8 @@ class Face:
 
 
 def traits_of(insides: ModelInsides) -> Mapping[str, object]:
-    """Return by what models differ that requests are made for: two with the same are of one checkpoint and one kind
-    of settings."""
+    """Return the properties by which to compare models: if they are equal, a request prepared for one model suits the
+    other."""
     preparer = insides.preparer
     return {
         "architecture": insides.architecture,
@@ -63,9 +63,9 @@ def traits_of(insides: ModelInsides) -> Mapping[str, object]:
 
 
 def pack_face(insides: ModelInsides, *, with_preparer: bool = True) -> Parcel:
-    """Write a model's face: a parcel of its own.
+    """Serialize a model's face as a parcel.
 
-    :param with_preparer: whether with all that requests are prepared by, which another model may have that is the same
+    :param with_preparer: whether to include what prepares requests; not needed if the receiver has an equal model
     """
     face = Face(
         name=insides.name,
@@ -83,16 +83,16 @@ def pack_face(insides: ModelInsides, *, with_preparer: bool = True) -> Parcel:
 
 
 def unpack_face(parcel: Parcel) -> tuple[Face, RequestPreparer | None]:
-    """Read a model's face, and what its requests are prepared by, if that was sent: constraints are compiled where the
-    engine runs."""
+    """Deserialize a model's face, and what prepares its requests if it was sent. That compiles no constraints: they are
+    compiled where the engine runs."""
     face: Face = unpack(parcel)
     return face, evolve(unpack_preparer(parcel[1:]), compiles=False) if parcel[1:] else None
 
 
 class RemoteModel(Model):
-    """Is a model whose engine runs elsewhere: this process has its tokenizer and chat template, and no weights.
+    """Serves a model whose engine runs elsewhere: this process has its tokenizer and chat template, but no weights.
 
-    :param preparer: of this model, or of another that is the same
+    :param preparer: prepares requests for this model or an equal one
     :param is_near: whether the engine runs on this machine
     :ivar traits: see :func:`traits_of`
     """
@@ -109,6 +109,6 @@ class RemoteModel(Model):
                 adapters=RemoteAdapters(engine, is_near),
                 recipe=face.recipe,
                 hidden_size=face.hidden_size,
-                check_isq=None,  # where the engine runs
+                check_isq=None,  # checked where the engine runs
             )
         )

@@ -1,4 +1,4 @@
-"""Serve an engine to a face that is elsewhere: the other side of a remote engine."""
+"""Serve an engine to a remote model: the counterpart of :class:`~paged_sdk.remote.engine.RemoteEngine`."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ _Task: TypeAlias = "Ask | Forsake | tuple[int, Request, Language]"
 
 
 class EngineHost:
-    """Does what messages ask of a model's engine, and sends what comes of it.
+    """Handles the messages of a remote model with an engine of this process, and sends the engine's output.
 
-    Requests go to the engine from the thread that brings them, and output leaves on a thread of the host's own, which
-    alone waits where the link is slow: what comes meanwhile is sent as one message. Questions, and requests with a
-    grammar to compile, are tasks of the event loop that :meth:`serve` runs in.
+    Requests are submitted on the thread that receives them. Output is sent on a thread of the host, the only one that
+    waits for a slow link; meanwhile new output is merged into one message. Operations, and requests with a grammar to
+    compile, are tasks of the event loop in which :meth:`serve` runs.
 
     :param insides: the model, whose engine runs in this process
-    :param send: sends a parcel, and may wait for that; it is called by one thread. What it raises ends the sending
-    :param owns_engine: whether the engine is closed when its face is; otherwise it has other faces, and only what this
-        one has asked for ends
-    :raises EngineError: the system gives this process no more threads
+    :param send: sends a parcel, and may block; called on one thread. An exception ends the sending
+    :param owns_engine: whether to close the engine when the remote model is closed; if not, the engine serves others,
+        too, and only this remote model's requests end
+    :raises EngineError: the system refuses to start another thread
     """
 
     def __init__(self, insides: ModelInsides, send: Callable[[Parcel], object], *, owns_engine: bool = True) -> None:
@@ -80,7 +80,7 @@ class EngineHost:
         self._is_closing = False
         self._processors = ProcessorCache()
         self._ids: dict[int, str] = {}
-        self._aborted: set[int] = set()  # while their grammars are compiled
+        self._aborted: set[int] = set()  # perhaps while their grammars are compiled
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._outgoing: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._frame = _Frame()
@@ -88,15 +88,15 @@ class EngineHost:
         self._tasks, self._to_do = anyio.create_memory_object_stream[_Task](float("inf"))
         self._wake = partial(self._outgoing.put, None)
         self._worker.watch(self._wake)
-        self._outgoing.put(None)  # it may have ended before
+        self._outgoing.put(None)  # the engine may have ended already
         self._thread = threading.Thread(target=self._run, name="paged-sdk host", daemon=True)
         with thread_must_start("to send output in"):
             self._thread.start()
 
-    # On the thread that reads
+    # On the receiving thread
 
     def receive(self, parcel: Parcel) -> None:
-        """Do what a message says; messages come one after the other, from any thread."""
+        """Handle a message; one call at a time, on any thread."""
         message: ToEngine = unpack(parcel)
         match message:
             case Submit(number):
@@ -109,9 +109,9 @@ class EngineHost:
                 if request_id is not None:
                     self._aborted.add(number)
                     self._worker.abort(request_id)
-            case Ask() | Forsake():  # the one after the other: what has not begun is not known yet
+            case Ask() | Forsake():  # in order: a Forsake must find its Ask begun
                 self._loop.call_soon(partial(self._begin, message))
-            case Ping():  # answered by the thread that sends, which no step holds up
+            case Ping():  # answered on the sending thread, which no step blocks
                 self.call_soon(self._answer_ping)
             case Close(drain) if self._owns_engine:
                 self._worker.close(drain=drain)
@@ -147,8 +147,8 @@ class EngineHost:
     # In the event loop
 
     async def serve(self) -> None:
-        """Do what takes time, until the engine has ended and all that came of it is sent. To be called once, in the
-        event loop that the host was made in.
+        """Run operations and compile grammars, until the engine has ended and all output is sent. To be called once, in
+        the event loop in which the host was made.
         """
         async with anyio.create_task_group() as tasks, self._to_do, self._tasks:
             async for task in self._to_do:
@@ -158,7 +158,7 @@ class EngineHost:
                         tasks.start_soon(self._answer, task, scope)
                     case Forsake(number) if number in self._scopes:
                         self._scopes[number].cancel()
-                    case Forsake():  # it is answered
+                    case Forsake():  # the operation is answered already
                         pass
                     case _:
                         tasks.start_soon(self._compile, *task)
@@ -175,7 +175,7 @@ class EngineHost:
                 await self._do(ask.operation)
             except Exception as error:
                 failure = SentError.of(error)
-        if scope.cancelled_caught:  # the other side knows by this that it was not done
+        if scope.cancelled_caught:  # tells the other side that the operation was not done
             failure = SentError.of(EngineError("nobody waits for it any more"))
         del self._scopes[ask.number]
         answer = Answer(ask.number, adapters_of(self._insides), failure)
@@ -196,29 +196,29 @@ class EngineHost:
                 await insides.adapters.unload(name)
 
     async def _compile(self, number: int, request: Request, language: Language) -> None:
-        """Submit a request once its grammar is compiled."""
+        """Compile a request's grammar, then submit the request."""
         try:
             grammar = await in_thread(partial(self._insides.preparer.grammar, language))
             self._worker.submit(evolve(request, grammar=grammar), _Sender(self, number))
-            if number in self._aborted:  # nobody waits for it any more
+            if number in self._aborted:  # during compilation
                 self._worker.abort(request.request_id)
         except Exception as error:
             self._refuse(number, error)
 
-    # On the thread that sends
+    # On the sending thread
 
     def call_soon(self, callback: Callable[[], object]) -> bool:
-        """Have output taken to be sent; the host is the loop of its own subscribers."""
+        """Queue a callback, which collects output, for the sending thread. The host is its subscribers' output loop."""
         self._outgoing.put(callback)
         return True
 
     @property
     def frame(self) -> _Frame:
-        """Return what is to be sent next."""
+        """Return the output to send next."""
         return self._frame
 
     def ended(self, number: int) -> None:
-        """Know a request no more."""
+        """Forget a request."""
         self._ids.pop(number, None)
         self._aborted.discard(number)
 
@@ -241,7 +241,7 @@ class EngineHost:
                 if has_ended or (self._is_closing and not self._ids):
                     break
             self._send(pack(Ended(self._death())))
-        except Exception as error:  # of any kind: nobody hears of the requests any more
+        except Exception as error:  # of any kind: output cannot reach the requests' callers any more
             _log.info("output cannot be sent any more: %r", error)
             self._abort_all()
         finally:
@@ -277,7 +277,7 @@ def adapters_of(insides: ModelInsides) -> Mapping[str, AdapterUse]:
 
 
 class _Frame:
-    """Gathers output until it is sent: what comes while the link is busy is one message."""
+    """Collects output until it is sent; output that comes while the link is busy becomes one message."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[int, int], int] = {}
@@ -303,7 +303,7 @@ class _Frame:
             self._events.append((number, event))
 
     def output(self, stats: ModelStats | None) -> Output:
-        """Return the message."""
+        """Return the collected output as a message."""
         numbers, indices = zip(*self._places, strict=True) if self._places else ((), ())
         return Output(numbers, indices, self._token_ids, self._events, self._errors, stats)
 

@@ -1,4 +1,4 @@
-"""Define what carries messages between a model's face and an engine that runs elsewhere."""
+"""Define the interface of links, which carry messages between a remote model (its face) and its engine."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Protocol, TypeAlias
 __all__ = ["Link", "Parcel"]
 
 Parcel: TypeAlias = "Sequence[bytes | bytearray | memoryview]"
-"""A message as bytes, in parts: what it says, and the arrays that go with it, which are not copied on the way."""
+"""A message as bytes, in parts: the pickled message, then its large arrays, which are sent without copying."""
 
 
 class Link(Protocol):
-    """Carries parcels to where an engine runs, in the order in which they are given.
+    """Carries parcels to the process of an engine, in order.
 
-    What comes back is given to :meth:`~paged_sdk.remote.engine.RemoteEngine.receive`, one parcel after the other, and
-    the end of it to :meth:`~paged_sdk.remote.engine.RemoteEngine.lost`, once.
+    For each parcel from there, the link calls :meth:`~paged_sdk.remote.engine.RemoteEngine.receive`, one call at a
+    time; when the connection ends, :meth:`~paged_sdk.remote.engine.RemoteEngine.lost`, once.
     """
 
     def send(self, parcel: Parcel) -> None:
-        """Have a parcel sent, without waiting: from any thread, and from finalizers. What cannot be sent any more is
-        dropped."""
+        """Queue a parcel for sending, without waiting, from any thread and from finalizers. After the connection's end,
+        parcels are dropped."""
         ...
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until nothing comes any more, which is so once the engine is closed; False if that takes longer."""
+        """Wait for the connection's end, which follows the engine's; False if it is still open after ``timeout``
+        seconds."""
         ...

@@ -1,4 +1,4 @@
-"""Define what a model's face and an engine that runs elsewhere say to each other."""
+"""Define the messages between a remote model (its face) and its engine."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ __all__ = [
 
 @frozen
 class Submit:
-    """Asks to queue a request, which is the parcel's second part.
+    """Asks to queue a request, which is the rest of the parcel.
 
-    :ivar number: names it from now on
-    :ivar age: how many seconds ago it was made: clocks of machines differ
-    :ivar processors: its logits processors, each as bytes
+    :ivar number: identifies the request on this link
+    :ivar age: seconds since the request was made; not a time, since the clocks of machines differ
+    :ivar processors: the request's logits processors, each pickled
     """
 
     number: int
@@ -50,19 +50,19 @@ class Submit:
 
 @frozen
 class Abort:
-    """Asks to end a request."""
+    """Asks to abort a request."""
 
     number: int
 
 
 @frozen
 class ResetPrefixCache:
-    """Asks to forget every cached prefix."""
+    """Asks to empty the prefix cache."""
 
 
 @frozen
 class Requantize:
-    """Asks to hold the weights in another type."""
+    """Asks to requantize the weights."""
 
     isq: IsqType
 
@@ -87,9 +87,9 @@ Operation: TypeAlias = ResetPrefixCache | Requantize | LoadAdapter | UnloadAdapt
 
 @frozen
 class Ask:
-    """Asks for something that is done beside requests, and is answered.
+    """Asks for an operation, whose outcome comes as an :class:`Answer`.
 
-    :ivar number: names the question
+    :ivar number: identifies the operation on this link
     """
 
     number: int
@@ -98,21 +98,21 @@ class Ask:
 
 @frozen
 class Forsake:
-    """Says that nobody waits for the answer to a question any more."""
+    """Cancels an operation, since its caller no longer waits for it."""
 
     number: int
 
 
 @frozen
 class Close:
-    """Asks to stop: when all requests have ended (``drain``), or at once."""
+    """Asks the engine to stop: once all requests have ended (``drain``), or at once."""
 
     drain: bool
 
 
 @frozen
 class Ping:
-    """Asks for a sign of life."""
+    """Asks for a :class:`Pong`."""
 
 
 ToEngine: TypeAlias = Submit | Abort | Ask | Forsake | Close | Ping
@@ -120,16 +120,16 @@ ToEngine: TypeAlias = Submit | Abort | Ask | Forsake | Close | Ping
 
 @frozen
 class Output:
-    """Brings what requests have got since the last time.
+    """Brings the output of requests since the last message.
 
-    Tokens lie in three parallel lists, as in an :class:`~paged_sdk.engine.events.Outbox`.
+    Tokens are in three parallel lists, as in an :class:`~paged_sdk.engine.events.Outbox`.
 
-    :ivar numbers: the requests that tokens have come for
+    :ivar numbers: the request that each list of tokens belongs to
     :ivar indices: the choice that each list of tokens belongs to
-    :ivar token_ids: the tokens
-    :ivar events: what else has happened to requests, in order, after the tokens; without errors
-    :ivar errors: the errors that requests have ended with
-    :ivar stats: the engine's figures; None: they are as they were
+    :ivar token_ids: the lists of tokens
+    :ivar events: other events of requests, in order, except errors; they come after the tokens
+    :ivar errors: the errors that requests ended with
+    :ivar stats: the engine's statistics; None if they have not changed
     """
 
     numbers: Sequence[int] = ()
@@ -142,10 +142,10 @@ class Output:
 
 @frozen
 class Answer:
-    """Answers a question.
+    """Brings the outcome of an operation.
 
-    :ivar adapters: those that there are now, by name
-    :ivar error: what was raised
+    :ivar adapters: the adapters that are loaded now, by name
+    :ivar error: the exception that the operation raised
     """
 
     number: int
@@ -155,9 +155,9 @@ class Answer:
 
 @frozen
 class Ended:
-    """Says that the engine has ended, and that nothing else will come.
+    """Says that the engine has ended; no other message follows.
 
-    :ivar error: what it has died of; None: it was closed
+    :ivar error: the error that the engine died of; None if it was closed
     """
 
     error: SentError | None = None
@@ -165,9 +165,9 @@ class Ended:
 
 @frozen
 class Pong:
-    """Answers a :class:`Ping`. It is for what carries messages, and says nothing to whoever has sent requests.
+    """Answers a :class:`Ping`. It is meant for the link, which watches the engine's process; requests are not affected.
 
-    :ivar running_step: the number of the engine's step that is running; None: none is
+    :ivar running_step: the number of the step that the engine is running; None if it runs none
     """
 
     running_step: int | None

@@ -1,4 +1,4 @@
-"""Turn messages into bytes and back, where both sides have a part of what they say: the model's tokenizer, say."""
+"""Serialize messages. Objects that both sides have, such as the model's tokenizer, are sent by name only."""
 
 from __future__ import annotations
 
@@ -37,33 +37,34 @@ __all__ = [
 _T = TypeVar("_T")
 
 _LARGE: Final = 1 << 14
-"""Arrays from so many bytes on go beside the message: to copy 16 KiB takes a microsecond."""
+"""Arrays of at least this size in bytes are sent beside the message, without copying: 16 KiB take a microsecond."""
 _MOST_PROCESSORS: Final = 64
 _TOKENIZER, _PREFIXES = "tokenizer", "prefixes"
 
 
 def pack(value: object) -> Parcel:
-    """Write a message that says all it needs."""
+    """Serialize a message without shared objects."""
     return [pickle.dumps(value, protocol=5)]
 
 
 def unpack(parcel: Parcel) -> Any:
-    """Read a message's first part."""
+    """Deserialize the first part of a parcel."""
     return pickle.loads(parcel[0])
 
 
 def pack_request(request: Request) -> Parcel:
-    """Write a request, as parts of a parcel. It names what both sides have; its grammar is compiled over there.
+    """Serialize a request as parts of a parcel. Shared objects are sent by name; the grammar is left out, as the
+    engine's process compiles it.
 
-    :raises InvalidRequestError: part of it cannot be sent
+    :raises InvalidRequestError: a part of the request cannot be pickled
     """
     return _dumped(request, _OF_REQUESTS, "request")
 
 
 def unpack_request(parts: Parcel, preparer: RequestPreparer) -> Request:
-    """Read a request.
+    """Deserialize a request.
 
-    :param preparer: has what the request names
+    :param preparer: has the shared objects
     """
 
     def shared(name: str) -> object:
@@ -74,20 +75,20 @@ def unpack_request(parts: Parcel, preparer: RequestPreparer) -> Request:
 
 
 def pack_preparer(preparer: RequestPreparer) -> Parcel:
-    """Write what requests are prepared by: tokenizer, chat template, limits, what makes tokens of images."""
+    """Serialize what prepares requests: tokenizer, chat template, limits, image processing."""
     return _dumped(preparer, _OF_PREPARERS, "model")
 
 
 def unpack_preparer(parts: Parcel) -> RequestPreparer:
-    """Read what requests are prepared by."""
+    """Deserialize what prepares requests."""
     preparer: RequestPreparer = _Unpickler(parts, _nothing_shared).load()
     return preparer
 
 
 def pack_processors(processors: Sequence[object]) -> tuple[bytes, ...]:
-    """Write logits processors.
+    """Pickle logits processors.
 
-    :raises InvalidRequestError: one cannot be sent
+    :raises InvalidRequestError: a processor cannot be pickled, or not imported by another process
     """
     return tuple(map(_pack_processor, processors))
 
@@ -104,8 +105,8 @@ def _pack_processor(processor: Any) -> bytes:
 
 
 class ProcessorCache:
-    """Makes logits processors of their bytes: the same object of the same bytes, so that rows of requests that name one
-    come together. Used by one thread."""
+    """Unpickles logits processors. Equal bytes give the same object, so that the rows of its requests are processed
+    together. Not thread-safe."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, object] = OrderedDict()
@@ -113,7 +114,7 @@ class ProcessorCache:
     def get(self, data: bytes) -> Any:
         """Return a processor.
 
-        :raises InvalidRequestError: it cannot be made here
+        :raises InvalidRequestError: it cannot be unpickled in this process
         """
         if data not in self._kept:
             try:
@@ -150,9 +151,9 @@ def _dumped(value: object, table: Mapping[type, Callable[[Any], Any]], field: st
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads the parts that :func:`_dumped` has written.
+    """Reads the parts that :func:`_dumped` returns.
 
-    :param shared: returns what this side has, by name
+    :param shared: returns this side's shared object, by name
     """
 
     def __init__(self, parts: Parcel, shared: Callable[[str], object]) -> None:
@@ -186,12 +187,12 @@ def _empty(cls: type[_T]) -> _T:
 
 
 def _by_fields(value: Any) -> tuple[Any, ...]:
-    """Reduce a value to what its constructor takes."""
+    """Reduce a value to the arguments of its constructor."""
     return _made, (type(value), {each.alias: getattr(value, each.name) for each in fields(type(value)) if each.init})
 
 
 def _without_function(tool: Tool) -> tuple[Any, ...]:
-    """Reduce a tool to what is said of it: its function is called here."""
+    """Reduce a tool to its description; its function is called on the sender's side."""
     state = {each.name: getattr(tool, each.name) for each in fields(Tool)}
     return _empty, (Tool,), {**state, "function": None}
 

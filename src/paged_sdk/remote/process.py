@@ -40,17 +40,16 @@ __all__ = ["EngineProcess", "ProcessModel", "Replied"]
 _log = get_logger(__name__)
 
 _SEEN_SECONDS: Final = 2.0
-"""How long a process that has ended may take to be seen as such by the system, once its connection is closed."""
+"""How long to wait for a process's exit status, and for its threads here, once its connection is closed."""
 _KILLED_SECONDS: Final = 30.0
-"""How long the system may take to end a process that is killed. One that waits in a device's driver ends when that lets
-go of it, and is waited for no longer."""
+"""How long to wait for the exit of a killed process. If it is blocked in a device driver, it exits later."""
 
 
 @frozen(eq=False)
 class Replied:
-    """Holds what has come of building a model.
+    """Holds what the process sent after building its model.
 
-    :ivar preparer: what requests are prepared by; None: it was not asked for
+    :ivar preparer: prepares requests for the model; None if it was not requested
     """
 
     face: Face
@@ -62,17 +61,17 @@ class EngineProcess:
     """Starts a process that builds a model, and carries messages to its engine (a
     :class:`~paged_sdk.remote.link.Link`).
 
-    The process ends when its engine is closed, and whenever this one does, however that may be. It gets this process's
-    environment, and imports what this one can. Once its model is built, it is asked for signs of life; if it has hung,
-    it is killed.
+    The process ends when its engine is closed, or when this process ends in any way. It inherits this process's
+    environment, and can import the same modules. Once its model is built, it is pinged regularly, and killed if it
+    hangs.
 
-    :param builder: builds the model there
+    :param builder: builds the model in the process
     :param name: names the replica in errors
-    :param wants_preparer: whether the model's tokenizer and all else that requests are prepared by is to come here
-    :param hang_limits: when it has hung
-    :param processors: those that it runs on; None: any
-    :raises ConfigError: the builder cannot be sent, or the system is Windows
-    :raises EngineError: the system gives this process no more processes or threads
+    :param wants_preparer: whether the process should send what prepares requests: tokenizer, chat template and so on
+    :param hang_limits: when the process counts as hung
+    :param processors: the processors that it runs on; None: any
+    :raises ConfigError: the builder cannot be pickled, or the system is Windows
+    :raises EngineError: the system refuses to start another process or thread
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class EngineProcess:
         own, other = socket.socketpair()
         try:
             with other:
-                # It builds what the application would: it has the application's environment, too.
+                # The whole environment is inherited, since the process builds as the application would.
                 self._process = start_program("paged_sdk.remote.program", what="a replica", stdin=other)
         except BaseException:
             own.close()
@@ -124,14 +123,14 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Return the id of the process."""
+        """Return the process id."""
         return self._process.pid
 
     async def built(self) -> Replied:
         """Wait until the model is built.
 
-        :raises PagedError: what building it has raised there
-        :raises ModelLoadError: the process has ended before
+        :raises PagedError: building the model has failed
+        :raises ModelLoadError: the process ended before the model was built
         """
         await settled(self._built)
         return self._built.result()
@@ -145,20 +144,20 @@ class EngineProcess:
         return not self._reader.is_alive()
 
     def end(self) -> None:
-        """End the process now, if it has not ended; a second call does nothing."""
+        """Kill the process if it has not ended. Idempotent."""
         if self._owner.is_here:
             self._finalizer()
             for thread in (self._reader, self._writer, self._watcher):
                 if thread.ident is not None and thread is not threading.current_thread():
                     thread.join(_SEEN_SECONDS)
 
-    # On threads of its own
+    # On this object's threads
 
     def _write(self) -> None:
         try:
             while (parcel := self._outgoing.get()) is not None:
                 self._channel.write(parcel)
-        except OSError:  # the other side is gone, as the reader finds out
+        except OSError:  # the process is gone, which the reader handles
             pass
 
     def _read(self) -> None:
@@ -177,7 +176,7 @@ class EngineProcess:
         with suppress(InvalidStateError):
             self._built.set_exception(ModelLoadError(f"{self._full_name} could not build its model: {reason}"))
         if self._engine is not None:
-            self._engine.lost(reason)  # before the process is gone, which may take a while
+            self._engine.lost(reason)  # before waiting for the process's exit
         _end(self._process, self._channel, self._owner)
 
     def _watch(self) -> None:
@@ -185,8 +184,8 @@ class EngineProcess:
             self._look()
 
     def _look(self) -> None:
-        """Ask for a sign of life, and kill a process that has given none for too long."""
-        # To load a model may take any time, and what it says after it was killed is no sign of life.
+        """Ping the process, or kill it if it hangs."""
+        # Loading a model may take any time. Once killed, the process is not judged again, whatever it still sends.
         if self._engine is None or self._is_over.is_set():
             return
         self._why_killed = self._pulse.next_round()
@@ -230,7 +229,7 @@ class EngineProcess:
 
 
 class ProcessModel(RemoteModel):
-    """Is a model whose engine runs in a process of its own."""
+    """Serves a model whose engine runs in a process of its own."""
 
     def __init__(self, process: EngineProcess, replied: Replied, preparer: RequestPreparer) -> None:
         super().__init__(replied.face, preparer, replied.engine, is_near=True)
@@ -238,7 +237,7 @@ class ProcessModel(RemoteModel):
 
     @property
     def pid(self) -> int:
-        """Return the id of the process that the engine runs in."""
+        """Return the id of the engine's process."""
         return self._process.pid
 
     async def aclose(self, *, drain: bool = False) -> None:
@@ -256,14 +255,14 @@ def _pickled(builder: object) -> bytes:
 
 
 def _kill(process: Child, channel: Channel, owner: Owner) -> None:
-    """Have a process end, without waiting for that. A forked child of its owner leaves it alone."""
+    """Kill a process, without waiting for its exit. Does nothing in a forked child of the owner."""
     if owner.is_here:
         channel.close()
         process.kill()
 
 
 def _end(process: Child, channel: Channel, owner: Owner) -> None:
-    """End a process. A forked child of its owner leaves it alone."""
+    """Kill a process and wait for its exit. Does nothing in a forked child of the owner."""
     _kill(process, channel, owner)
     if owner.is_here:
         with suppress(subprocess.TimeoutExpired):

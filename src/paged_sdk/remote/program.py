@@ -1,4 +1,4 @@
-"""The program of a replica's process: builds a model, and serves its engine to the process that has started it."""
+"""Runs in a replica's process: builds a model, and serves its engine to the process that started this one."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from paged_sdk.worker.worker import Worker
 __all__ = ["main"]
 
 _LOST: Final = 3
-"""The exit status where the other process has gone."""
+"""The exit status if the other process is gone."""
 
 
 def main() -> NoReturn:
-    """Build and serve what is asked for through a socket, the standard input, until that is closed."""
-    os.dup2(2, 1)  # what others print is not the program's output
+    """Build a model and serve it over a socket, which is the standard input, until the socket is closed."""
+    os.dup2(2, 1)  # what libraries print goes to standard error
     channel = Channel(socket.socket(fileno=os.dup(0)))
     with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)  # what others read is not the application's messages
-    end_with_parent(_LOST)  # whose connection a forked child of it may hold open
+        os.dup2(nothing.fileno(), 0)  # libraries that read standard input must not read messages
+    end_with_parent(_LOST)  # a forked child of the parent may keep the connection open
     first = channel.read()
     if first is None:
         os._exit(_LOST)
@@ -44,7 +44,7 @@ def main() -> NoReturn:
     keep_on(assignment.processors)
     _forward_logs(channel, assignment.log_level)
     anyio.run(_serve, channel, assignment)
-    os._exit(0)  # nothing is left to be tidied up, and nothing that others wait for is to take time
+    os._exit(0)  # nothing is left to clean up, and the other process waits for this exit
 
 
 async def _serve(channel: Channel, assignment: Assignment) -> None:
@@ -78,7 +78,7 @@ async def _built(assignment: Assignment) -> Model:
 
 
 class _Reader:
-    """Reads what the other process sends. When that has gone, this one goes, too."""
+    """Reads the other process's messages, and exits this process when the other is gone."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -88,7 +88,7 @@ class _Reader:
         threading.Thread(target=self._run, name="paged-sdk reader", daemon=True).start()
 
     def begin(self, host: EngineHost) -> None:
-        """Give the host what comes from now on, and what has come before."""
+        """Pass messages to the host from now on, after those that were received earlier."""
         with self._lock:
             self._host = host
             for parcel in self._early:
@@ -119,5 +119,5 @@ class _Forwarding(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._channel.write(pack(LogLine.of(record)))
-        except Exception:  # of any kind: nobody hears it
+        except Exception:  # of any kind, such as a closed connection
             self.handleError(record)

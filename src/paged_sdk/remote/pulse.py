@@ -1,4 +1,4 @@
-"""Notice when a process has hung."""
+"""Detect that a process has hung."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from paged_sdk.config.hang_limits import HangLimits
 __all__ = ["Pulse"]
 
 ROUNDS: Final = 10
-"""So often a process is asked within the shorter limit, so that it is noticed at most a tenth later."""
+"""The number of pings within the shorter limit, so that a hang is detected at most a tenth of the limit late."""
 
 
 class Pulse:
-    """Judges by what a process says, and does not say, whether it has hung.
+    """Decides from the messages of a process, or their absence, whether it has hung.
 
-    Time is counted in rounds, in each of which the process is asked once, and not read from a clock. A round that took
-    long because this process was stopped itself, or the whole machine, counts as one: nobody else hung meanwhile.
+    Time is counted in rounds of one ping each, not by a clock. If this process or the whole machine is suspended, the
+    round takes long but counts as one, since that does not mean that the other process hangs.
 
     One thread may call :meth:`note` and :meth:`note_step` while another calls :meth:`next_round`.
 
-    :ivar round_seconds: how long a round is; None: there is no limit, so that nothing needs to be asked
+    :ivar round_seconds: the duration of a round; None: there is no limit, and no need to ping
     """
 
     def __init__(self, limits: HangLimits) -> None:
@@ -34,20 +34,20 @@ class Pulse:
         self._num_same = 0
 
     def note(self) -> None:
-        """Take it that the process has said something, whatever that is."""
+        """Record that the process has sent a message of any kind."""
         self._has_spoken = True
 
     def note_step(self, number: int | None) -> None:
-        """Take it that the process has said which step is running.
+        """Record which step the process is running.
 
-        :param number: other steps have others; None: none is running
+        :param number: a unique number of the step; None: no step is running
         """
         self._said_step = number
 
     def next_round(self) -> str | None:
         """Begin a round.
 
-        :returns: None, or that it has hung and why, to be said of it
+        :returns: None, or the reason why the process counts as hung, for errors
         """
         self._num_silent = 0 if self._has_spoken else self._num_silent + 1
         self._has_spoken = False
@@ -62,5 +62,5 @@ class Pulse:
         return None
 
     def _are_over(self, rounds: int, limit: float | None) -> bool:
-        """Tell whether so many rounds are as long as a limit."""
+        """Tell whether a number of rounds reaches a limit."""
         return limit is not None and self.round_seconds is not None and rounds >= round(limit / self.round_seconds)

@@ -1,4 +1,4 @@
-"""Carry exceptions to another process, with their types, attributes and causes."""
+"""Send exceptions to another process, with their types, attributes and causes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST_CAUSES: Final = 8
 
 @frozen
 class SentError:
-    """Holds an exception as it can be sent.
+    """Holds a serialized exception.
 
-    :ivar text: what it says, for where its class is not known
-    :ivar data: the pickled exception; None: it cannot be
-    :ivar cause: what it was raised from
+    :ivar text: type and message, for receivers that cannot unpickle the exception
+    :ivar data: the pickled exception; None if it cannot be pickled
+    :ivar cause: the exception's ``__cause__``
     """
 
     text: str
@@ -29,7 +29,10 @@ class SentError:
 
     @classmethod
     def of(cls, error: BaseException, depth: int = 0) -> SentError:
-        """Take an exception to send. What of its attributes cannot be sent becomes text."""
+        """Serialize an exception. Attributes of a :class:`PagedError` that cannot be pickled become text.
+
+        :param depth: how many exceptions this one is the cause of; the chain is cut at 8
+        """
         cause = error.__cause__
         return cls(
             f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
@@ -38,12 +41,12 @@ class SentError:
         )
 
     def received(self) -> Exception:
-        """Return the exception; one of another type with the same text if its class is not known here."""
+        """Return the exception; a RuntimeError with the same text if it cannot be unpickled here."""
         error: object = None
         if self.data is not None:
             try:
                 error = pickle.loads(self.data)
-            except Exception:  # whatever a stranger's class raises
+            except Exception:  # of any kind, from the exception's class
                 error = None
         if not isinstance(error, Exception):
             error = RuntimeError(self.text)
@@ -63,10 +66,10 @@ def _pickled(error: BaseException) -> bytes | None:
 
 
 def _tried(value: object) -> bytes | None:
-    """Pickle what can also be made of its pickle again: an exception's class may want more than its arguments."""
+    """Pickle a value; None if that or unpickling fails, as if an exception class needs more than ``args``."""
     try:
         data = pickle.dumps(value)
         pickle.loads(data)
-    except Exception:  # of any kind, from methods of a stranger's class
+    except Exception:  # of any kind, from methods of the value's class
         return None
     return data

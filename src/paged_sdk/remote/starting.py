@@ -1,4 +1,4 @@
-"""Define what a process of a replica is told at its start, and what it says until its model is built."""
+"""Define the messages to and from a replica's process until its model is built."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Assignment", "BeforeBuilt", "Built", "Failed", "LogLine"]
 
 @frozen(kw_only=True)
 class Assignment:
-    """Says what a process is to build.
+    """Tells a process what to build.
 
     :ivar builder: the pickled builder
-    :ivar log_level: of the package's logger
-    :ivar wants_preparer: whether the model's tokenizer and all else that requests are prepared by is to be sent
-    :ivar processors: those that it runs on; None: any
+    :ivar log_level: the level of the package's logger
+    :ivar wants_preparer: whether to send back what prepares requests: tokenizer, chat template and so on
+    :ivar processors: the processors to run on; None: any
     """
 
     builder: bytes
@@ -31,7 +31,7 @@ class Assignment:
 
 @frozen
 class LogLine:
-    """Brings a line of the log."""
+    """Brings a log message."""
 
     logger: str
     level: int
@@ -39,13 +39,13 @@ class LogLine:
 
     @classmethod
     def of(cls, record: logging.LogRecord) -> LogLine:
-        """Take a record, with the traceback that it may have."""
+        """Format a record, including its traceback if there is one."""
         return cls(record.name, record.levelno, logging.Formatter("%(message)s").format(record))
 
 
 @frozen
 class Built:
-    """Says that the model is built; its face is the rest of the parcel."""
+    """Says that the model is built; the rest of the parcel is its face."""
 
 
 @frozen

@@ -1,5 +1,5 @@
-"""Send requests to one of several replicas: to the one that has most of a prompt in its prefix cache, unless it is
-busier than that is worth.
+"""Routes requests to replicas: to the one with most of the prompt in its prefix cache, unless its load outweighs the
+tokens saved.
 """
 
 from paged_sdk.routing.router import Route, Router

@@ -1,4 +1,4 @@
-"""Know the adapters of several replicas, which have the same."""
+"""Manages the adapters of several replicas, which all load the same ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ReplicaAdapters"]
 
 
 class ReplicaAdapters:
-    """Knows the adapters that all replicas have, as an :class:`~paged_sdk.calls.loaded_adapters.Adapters` does."""
+    """Loads and unloads adapters in all replicas (an :class:`~paged_sdk.calls.loaded_adapters.Adapters`)."""
 
     def __init__(self, worker: RoutedWorker) -> None:
         self._worker = worker
@@ -38,7 +38,7 @@ class ReplicaAdapters:
         return first.use(name)
 
     async def load(self, path: str | PathLike[str], name: str | None) -> None:
-        """Load an adapter everywhere, or nowhere."""
+        """Load an adapter into all replicas. If one fails, unload it from the others."""
         self._worker.check()
         source = AdapterSource.of("load_adapter", path, name)
         done: list[Replica] = []
@@ -51,9 +51,9 @@ class ReplicaAdapters:
             raise
 
     async def unload(self, name: str) -> None:
-        """Unload an adapter everywhere. What one replica has not, or one that is gone, keeps no other from it.
+        """Unload an adapter from all replicas. Replicas that do not have it, or have died, do not prevent this.
 
-        :raises ConfigError: none has it
+        :raises ConfigError: no replica has it
         """
         self._worker.check()
         every = self._living()
@@ -71,8 +71,8 @@ class ReplicaAdapters:
 
 
 async def _unload(name: str, replicas: Sequence[Replica]) -> list[Exception]:
-    """Unload an adapter of several replicas at once, and return what that has raised: whoever is cancelled amid it has
-    begun it everywhere, and no more is needed than that.
+    """Unload an adapter from several replicas concurrently, and return the errors. If the caller is cancelled,
+    unloading has begun in all replicas, and continues there.
     """
     errors: list[Exception] = []
 

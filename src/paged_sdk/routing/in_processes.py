@@ -1,4 +1,4 @@
-"""Build replicas in processes of their own."""
+"""Builds replicas, each in its own process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paged_sdk.remote.process import EngineProcess, ProcessModel, Replied
 from paged_sdk.system.processors import numa_nodes, usable_processors
 from paged_sdk.system.threads import in_own_thread
 
-__all__ = ["Seat", "build_in_processes", "seats_of"]
+__all__ = ["ProcessorShare", "build_in_processes", "processor_shares"]
 
 
 async def build_in_processes(
@@ -28,23 +28,22 @@ async def build_in_processes(
     num_replicas: int,
     hang_limits: HangLimits,
 ) -> dict[int, ProcessModel]:
-    """Build models at once, each in a process of its own. Should one fail, all end.
+    """Build models concurrently, each in its own process. If one fails, all processes are ended.
 
-    :param builders: by the places of the replicas that they build
-    :param preparer: prepares requests for a replica that is there already; None: there is none, so that the first of
-        these sends what does
-    :param num_replicas: among how many the processors are divided
-    :param hang_limits: when one of them has hung
-    :raises PagedError: what building one of them has raised
+    :param builders: builders by the index of their replica
+    :param preparer: the request preparer of a replica that is already open; None: the first process sends one
+    :param num_replicas: number of all replicas, among which the processors are divided
+    :param hang_limits: when a process counts as hung
+    :raises PagedError: the first error of a build
     """
     places = sorted(builders)
-    seats = seats_of(num_replicas, numa_nodes(), usable_processors())
+    shares = processor_shares(num_replicas, numa_nodes(), usable_processors())
     processes: list[EngineProcess] = []
 
     def start() -> None:
         for place in places:
             wants_preparer = preparer is None and place == places[0]
-            builder, processors = _seated(builders[place], seats[place])
+            builder, processors = _with_share(builders[place], shares[place])
             processes.append(
                 EngineProcess(
                     builder,
@@ -95,39 +94,43 @@ def _end_all(processes: Sequence[EngineProcess]) -> None:
 
 
 @frozen
-class Seat:
-    """Says where a replica computes.
+class ProcessorShare:
+    """Holds a replica's share of the processors.
 
-    :ivar num_threads: how many threads do
-    :ivar processors: those that these stay on; None: any
+    :ivar num_threads: number of computing threads
+    :ivar processors: processors that the threads are pinned to; None: any
     """
 
     num_threads: int
     processors: frozenset[int] | None = None
 
 
-def seats_of(num_replicas: int, nodes: Mapping[int, frozenset[int]], num_processors: int) -> list[Seat]:
-    """Divide the processors among replicas: where each NUMA node can have as many of them, they stay on it.
+def processor_shares(
+    num_replicas: int, nodes: Mapping[int, frozenset[int]], num_processors: int
+) -> list[ProcessorShare]:
+    """Divide the processors among replicas. If the replicas divide evenly among the NUMA nodes, each is pinned to a
+    node.
 
-    :param nodes: the processors of each node
-    :param num_processors: how many may be used, which may be fewer than there are
+    :param nodes: processors of each NUMA node
+    :param num_processors: how many processors may be used; fewer than the nodes have if a quota limits them
     """
     share = max(num_processors // num_replicas, 1)
     if len(nodes) == 1 or num_replicas % len(nodes):
-        return [Seat(share)] * num_replicas
+        return [ProcessorShare(share)] * num_replicas
     on = [nodes[node] for node in sorted(nodes) for _ in range(num_replicas // len(nodes))]
-    return [Seat(min(share, len(processors)), processors) for processors in on]
+    return [ProcessorShare(min(share, len(processors)), processors) for processors in on]
 
 
-def _seated(builder: Any, seat: Seat) -> tuple[object, frozenset[int] | None]:
-    """Return a builder whose model computes on its share of the processors, and which these are; unless the builder
-    says on how many threads, or how many processes, the model computes."""
+def _with_share(builder: Any, share: ProcessorShare) -> tuple[object, frozenset[int] | None]:
+    """Return the builder with the number of threads of its share, and the processors to pin to. A builder that sets its
+    number of threads is returned unchanged, without pinning; a tensor-parallel model is not pinned either.
+    """
     settings = getattr(builder, "settings", None)
     if not isinstance(settings, BuildSettings):
         return builder, None
     if settings.logging:
-        show_logs()  # what the process logs is logged here
+        show_logs()  # this process writes the log lines of the replica's process
     if settings.num_threads is not None:
         return builder, None
     is_divided = settings.tensor_parallel not in (None, 1)
-    return builder.with_num_threads(seat.num_threads), None if is_divided else seat.processors
+    return builder.with_num_threads(share.num_threads), None if is_divided else share.processors

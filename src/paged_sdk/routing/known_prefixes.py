@@ -1,4 +1,4 @@
-"""Remember which prefixes each replica was sent, and forget what its pool has room for no more."""
+"""Tracks which prefixes each replica holds, from the prompts that it was sent and the size of its pool."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from typing import Final
 __all__ = ["KnownPrefixes", "landmarks"]
 
 MOST_HOLDERS: Final = 32
-"""Of the replicas that hold one prefix, so many are remembered: a prompt that all requests begin with would take an
-entry for each of 10,000 replicas, and looking at each would take a millisecond."""
+"""Maximum number of replicas remembered as holders of one prefix. Without it, a prefix common to all requests would
+have an entry for each of 10,000 replicas, and examining them would take a millisecond.
+"""
 
 DEPTHS: Final = (*range(1, 16), *(depth << step for step in range(1, 9) for depth in range(8, 16)), 4096)
-"""At these numbers of blocks a prefix is remembered: at each of the first 15, and deeper down at 8 in each doubling.
-So what two prompts have in common is known but for 12 % at most, and a prompt of 131,072 tokens has 80 entries instead
-of 4,096."""
+"""Lengths in blocks at which prefixes are remembered: each of the first 15, then 8 per doubling. So the length that two
+prompts have in common is underestimated by 12 % at most, and a prompt of 131,072 tokens has 80 entries instead of
+4,096."""
 
 GAPS: Final = (1, *(deeper - depth for depth, deeper in pairwise(DEPTHS)))
-"""How many blocks each of the entries stands for: those since the one before it."""
+"""How many blocks the entry at each depth adds to the entry before it."""
 
 
 def landmarks(hashes: Sequence[bytes]) -> list[bytes]:
-    """Return the names of a prompt's remembered prefixes, shortest first: eight bytes of a block's name do, because
-    whoever finds two prompts with the same makes no more of it than a request at the wrong replica.
+    """Return the keys of a prompt's prefixes at ``DEPTHS``, shortest first. A key is the first eight bytes of the hash
+    of the prefix's last block: a collision only sends a request to the wrong replica.
     """
     return [hashes[depth - 1][:8] for depth in DEPTHS[: bisect_right(DEPTHS, len(hashes))]]
 
 
 class KnownPrefixes:
-    """Remembers, for each replica, the prefixes that it was sent last and that its pool has room for.
+    """Tracks, for each replica, the most recently used prefixes that fit into its pool (LRU).
 
-    Within a prompt the longest prefix is the first to be forgotten, as blocks of pools are: so whoever holds a prefix
-    holds all that is shorter.
+    Within a prompt the longest prefix is forgotten first, as pools evict the last blocks first. So a replica that holds
+    a prefix holds all shorter ones.
 
-    :param capacities: how many blocks each replica's pool has
-    :param max_entries: how many prefixes may be remembered; each replica has an equal share of them
+    :param capacities: number of blocks of each replica's pool
+    :param max_entries: maximum number of remembered prefixes, divided equally among the replicas
     """
 
     def __init__(self, capacities: Sequence[int], *, max_entries: int) -> None:
@@ -45,27 +46,27 @@ class KnownPrefixes:
         self._max_entries = max_entries
         self._num_known = len(capacities)
         self._share = max_entries // len(capacities)
-        self._held: list[OrderedDict[bytes | int, int]] = [OrderedDict() for _ in capacities]  # ints are fillers
+        self._held: list[OrderedDict[bytes | int, int]] = [OrderedDict() for _ in capacities]  # ints: see fill()
         self._num_blocks = [0] * len(capacities)
         self._holders: dict[bytes | int, tuple[int, ...]] = {}
-        # One of each, because most prefixes have one holder, and many entries then take no tuple of their own.
+        # Shared tuples of one replica: most prefixes have one holder, and need no tuple of their own.
         self._alone = [(replica,) for replica in range(len(capacities))]
         self._num_fillers = 0
 
     @property
     def num_entries(self) -> int:
-        """Return how many prefixes are remembered, counted for each replica that holds them."""
+        """Return the number of remembered prefixes, summed over replicas."""
         return sum(map(len, self._held))
 
     def num_blocks(self, replica: int) -> int:
-        """Return how many blocks a replica is believed to hold."""
+        """Return the estimated number of blocks that a replica holds."""
         return self._num_blocks[replica]
 
     def matches(self, keys: Sequence[bytes]) -> dict[int, int]:
-        """Return how many blocks of a prompt each replica is believed to hold, of those that hold any.
+        """Return the estimated number of a prompt's blocks that each replica holds, for the replicas that hold any.
 
-        Whoever holds a prefix holds all that is shorter, so the longest that anybody holds is found by halving, and
-        shorter ones are looked at only until they have no holder more.
+        A replica that holds a prefix holds all shorter ones. So the longest known prefix is found by binary search, and
+        shorter prefixes are examined only until all holders of the shortest are found.
 
         :param keys: the prompt's :func:`landmarks`
         """
@@ -84,7 +85,7 @@ class KnownPrefixes:
         return matched
 
     def note(self, replica: int, keys: Sequence[bytes]) -> None:
-        """Take it that a replica holds a prompt, and has used it last.
+        """Record a prompt as held, and most recently used, by a replica.
 
         :param keys: the prompt's :func:`landmarks`
         """
@@ -98,12 +99,12 @@ class KnownPrefixes:
         for place in range(num_held - 1, -1, -1):
             try:
                 held.move_to_end(keys[place])
-            except KeyError:  # too many others hold it
+            except KeyError:  # this holder was dropped because of MOST_HOLDERS
                 self._add(replica, keys[place], GAPS[place])
         self._make_room(replica)
 
     def fill(self, replica: int, num_blocks: int) -> None:
-        """Take it that a replica's pool holds so many blocks more, which no prompt begins with."""
+        """Record blocks of generated tokens in a replica's pool. They take room, but match no prompt."""
         if num_blocks and self._capacities[replica]:
             self._num_fillers += 1
             self._held[replica][-self._num_fillers] = num_blocks
@@ -111,9 +112,9 @@ class KnownPrefixes:
             self._make_room(replica)
 
     def add(self, capacity: int) -> int:
-        """Remember what one more replica holds, and return its number. The others have to do with a smaller share.
+        """Add a replica, and return its number. The share of each other replica shrinks.
 
-        :param capacity: how many blocks its pool has
+        :param capacity: number of blocks of its pool
         """
         replica = len(self._capacities)
         self._capacities.append(capacity)
@@ -126,7 +127,7 @@ class KnownPrefixes:
         return replica
 
     def remove(self, replica: int) -> None:
-        """Forget everything that a replica holds, for good: the others may have its share."""
+        """Remove a replica for good. Its share goes to the others."""
         self.forget(replica)
         self._capacities[replica] = 0
         self._share_out(self._num_known - 1)
@@ -136,7 +137,7 @@ class KnownPrefixes:
         self._share = self._max_entries // max(num_known, 1)
 
     def forget(self, replica: int) -> None:
-        """Forget everything that a replica holds."""
+        """Forget all prefixes of a replica."""
         held, self._held[replica] = self._held[replica], OrderedDict()
         self._num_blocks[replica] = 0
         for key in held:
@@ -167,7 +168,7 @@ class KnownPrefixes:
         self._holders[key] = (*holders, replica)
 
     def _remove_holder(self, key: bytes | int, replica: int) -> None:
-        holders = self._holders.get(key)  # none for what no prompt begins with
+        holders = self._holders.get(key)  # None for an entry of fill()
         if holders is None:
             return
         left = tuple(each for each in holders if each != replica)

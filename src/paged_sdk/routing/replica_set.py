@@ -1,4 +1,4 @@
-"""Make one model of several replicas."""
+"""Combines several replicas into one model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ReplicaSource: TypeAlias = Model | _Builder
 
 
 class ReplicatedModel(Model):
-    """Is several equal models as one. Make one with :class:`ReplicaSet`."""
+    """Combines several equal models into one. Create one with :class:`ReplicaSet`."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ReplicatedModel(Model):
 
     @property
     def replicas(self) -> tuple[Model, ...]:
-        """Return the models that it consists of."""
+        """Return the replicas."""
         return self._replicas
 
     def replica_stats(self) -> tuple[ModelStats, ...]:
@@ -97,11 +97,11 @@ class ReplicaSet(Opening[ReplicatedModel]):
     or this process ends, however it ends. One that hangs is killed and treated as dead. The script needs no
     ``__main__`` guard.
 
-    :param replicas: models, which it takes over and closes; or builders. All of one checkpoint, with the same context
-        and block size. ``[builder] * 4`` is four of a kind
+    :param replicas: models, which the set takes over and closes, or builders; all of one checkpoint, with the same
+        context and block size. ``[builder] * 4`` makes four equal replicas
     :param in_processes: build the builders' models in their own processes. The processors are divided among them,
         unless a builder sets its number of threads
-    :param hang_limits: when such a process has hung; None: as the environment says, or the defaults of
+    :param hang_limits: when such a process counts as hung; None: limits of the environment, or the defaults of
         :class:`HangLimits`
     :raises ConfigError: anything else, or models that differ
     """
@@ -142,7 +142,7 @@ class ReplicaSet(Opening[ReplicatedModel]):
             if self._in_processes:
                 open_models |= await self._built_in_processes(open_models)
             for place, source in enumerate(self._sources):
-                if place not in open_models:  # one after the other, so that an error finds those that are open
+                if place not in open_models:  # one by one, so that after an error the open ones are known and closed
                     open_models[place] = await cast(_Builder, source).build()
             return ReplicatedModel([open_models[place] for place in range(len(self._sources))])
         except BaseException:
@@ -162,7 +162,7 @@ class ReplicaSet(Opening[ReplicatedModel]):
 
 
 async def _close_all(models: Iterable[Model], *, drain: bool = False) -> None:
-    """Close models at once: each of them, whatever closing another raises, which is raised in the end."""
+    """Close all models concurrently. An error does not prevent closing the others; the first is raised at the end."""
     errors: list[Exception] = []
 
     async def close(model: Model) -> None:
@@ -179,13 +179,13 @@ async def _close_all(models: Iterable[Model], *, drain: bool = False) -> None:
 
 
 def as_replica(model: Model) -> Replica:
-    """Return a model as what requests are sent to."""
+    """Return a model as a :class:`Replica`."""
     insides = model._insides
     return Replica(insides.worker, insides.adapters, _num_blocks(insides))
 
 
 def _num_blocks(insides: ModelInsides) -> int:
-    """Return how many blocks of prefixes an engine can hold; without pages it keeps whole sequences."""
+    """Return how many blocks of prefixes an engine can cache. Without paged attention it caches whole sequences."""
     config = insides.preparer.config
     if not config.prefix_cache_n:
         return 0
@@ -193,9 +193,9 @@ def _num_blocks(insides: ModelInsides) -> int:
 
 
 def _check_same(first: Model, other: Model, place: int) -> None:
-    """Check that two models can be replicas of one.
+    """Check that two models can be replicas in one set.
 
-    :raises ConfigError: they differ in what requests are made by
+    :raises ConfigError: they differ in a trait that requests depend on
     """
     own, others = _traits(first), _traits(other)
     for what, value in own.items():

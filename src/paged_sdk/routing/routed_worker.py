@@ -1,4 +1,4 @@
-"""Take requests for several engines, each of which goes to one of them."""
+"""Routes requests to several engines, behind the interface of one."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = ["Replica", "RoutedWorker", "none_runs"]
 
 @frozen(eq=False)
 class Replica:
-    """Is one of the engines.
+    """Holds one of the engines.
 
-    :ivar adapters: those that are loaded there
-    :ivar num_blocks: how many blocks of prefixes it can hold
+    :ivar adapters: the adapters loaded there
+    :ivar num_blocks: how many blocks of prefixes the engine can cache
     """
 
     worker: EngineAccess
@@ -40,7 +40,7 @@ class Replica:
 
     @property
     def why_not(self) -> PagedError | None:
-        """Return what it refuses requests with; None: it takes them."""
+        """Return the error with which the engine refuses requests; None if it accepts them."""
         try:
             self.worker.check()
         except PagedError as error:
@@ -51,23 +51,23 @@ class Replica:
 class RoutedWorker:
     """Sends each request to one of several engines (an :class:`~paged_sdk.worker.engine_access.EngineAccess`).
 
-    An engine that is dead, closed or full gets no request that another can take. A request whose engine dies is sent
-    to another if nothing of its output has been heard yet; otherwise it ends with that engine's error.
+    An engine that is dead, closed or full gets no request that another can take. If a request's engine dies before it
+    has produced output, the request is sent to another; otherwise it ends with that engine's error.
 
-    May be used from any thread. Finalizers may call :meth:`abort`, amid a call of the same thread that holds the lock:
-    so that one takes no lock, and what has ended is told to the router before the next request.
+    All methods may be called from any thread. Finalizers may call :meth:`abort`, even while the same thread holds the
+    lock. So :meth:`abort` takes no lock, and the router learns of ended requests before it routes the next one.
 
-    Engines may come and go (:meth:`add`, :meth:`remove`). Each has a number that no other ever has. Where others are
-    expected, requests that come when there is none wait for them, and so do those of the last one that dies.
+    Engines can be added and removed (:meth:`add`, :meth:`remove`). Their numbers are never reused. With ``waiting``,
+    requests that arrive while there is no engine wait for one, as do requests whose last engine died.
 
-    :param block_size: tokens of a block, in all engines
-    :param waiting: where requests wait for an engine; None: no other one will come
+    :param block_size: tokens per block, the same in all engines
+    :param waiting: holds requests while there is no engine; None: no engine will be added
     """
 
     def __init__(
         self, replicas: Sequence[Replica], block_size: int, *, waiting: WaitingRoom[_LiveRequest] | None = None
     ) -> None:
-        self._replicas: Mapping[int, Replica] = dict(enumerate(replicas))  # replaced, not changed: others read it
+        self._replicas: Mapping[int, Replica] = dict(enumerate(replicas))  # replaced, never mutated
         self._last = replicas[-1]
         self._gone = ModelStats()
         self._waiting = waiting
@@ -79,32 +79,32 @@ class RoutedWorker:
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """Return the engines that there are now."""
+        """Return the current engines."""
         return tuple(self._replicas.values())
 
     @property
     def last(self) -> Replica:
-        """Return the engine that has come last, be it there or not: what it had is what others have."""
+        """Return the engine that was added last, even if it is gone. Its adapters are those of the others."""
         return self._last
 
     @property
     def replica_stats(self) -> tuple[ModelStats, ...]:
-        """Return the snapshot of each engine."""
+        """Return each engine's statistics."""
         return tuple(each.worker.stats for each in self.replicas)
 
     @property
     def stats(self) -> ModelStats:
-        """Return the sum of all snapshots; the speed-up by drafts is the mean. What engines have counted that are dead,
-        closed or gone stays in it.
+        """Return the sum of all engines' statistics; the speed-up by drafts is their mean. Counts of engines that are
+        dead, closed or removed are included.
         """
-        with self._lock:  # whoever takes an engine away moves what it has counted
+        with self._lock:  # remove() moves an engine's counts to self._gone
             replicas, gone = self.replicas, self._gone
             every = [_left(each) for each in replicas]
         stats = _sum([*every, gone], speed_ups=every)
         return evolve(stats, waiting=stats.waiting + len(self._waiting)) if self._waiting else stats
 
     def check(self) -> None:
-        """Raise if no engine takes requests, and none is waited for: what the first of them refuses them with."""
+        """Raise the first engine's error if no engine accepts requests and requests may not wait for one."""
         if self._waiting is not None and self._waiting.is_open and not self._is_closing:
             self.check_process()
             return
@@ -120,11 +120,11 @@ class RoutedWorker:
 
     @property
     def is_this_thread(self) -> bool:
-        """Tell whether the calling thread steps one of the engines."""
+        """Tell whether the calling thread drives one of the engines."""
         return any(each.worker.is_this_thread for each in self.replicas)
 
     def add(self, replica: Replica) -> int:
-        """Send requests to one more engine from now on, and return its number."""
+        """Add an engine, and return its number."""
         with self._lock:
             number = self._router.open(replica.num_blocks)
             self._replicas = {**self._replicas, number: replica}
@@ -135,7 +135,7 @@ class RoutedWorker:
         return number
 
     def remove(self, number: int) -> None:
-        """Send an engine nothing more; requests that it has go on there. Unknown numbers are ignored."""
+        """Remove an engine: it gets no new requests, and its running requests continue. Unknown numbers are ignored."""
         with self._lock:
             replica = self._replicas.get(number)
             if replica is not None:
@@ -146,17 +146,17 @@ class RoutedWorker:
                 self._waiting.begin()
 
     def submit(self, request: Request, subscription: Subscriber) -> None:
-        """Queue a request with the engine that serves it soonest; its outcome arrives at the subscription.
+        """Submit a request to the engine that serves it soonest; its output goes to the subscription.
 
-        :raises ModelClosedError: no engine takes requests, and the first is closed
-        :raises EngineDeadError: likewise, and it is dead
-        :raises QueueFullError: too many wait for an engine
+        :raises ModelClosedError: no engine accepts requests, and the first is closed
+        :raises EngineDeadError: no engine accepts requests, and the first is dead
+        :raises QueueFullError: too many requests wait for an engine
         """
         self.check()
         live = _LiveRequest(self, request, subscription)
         self._live[request.request_id] = live
         try:
-            if not self.place_or_keep(live):
+            if not self.submit_or_wait(live):
                 self.check()
                 raise closed_model()
         except BaseException:
@@ -175,7 +175,7 @@ class RoutedWorker:
             self.end(live)
 
     async def reset_prefix_cache(self) -> None:
-        """Have each engine that takes requests forget its prefixes, one after the other."""
+        """Reset the prefix cache of each engine that accepts requests, one after the other."""
         self.check()
         for each in self.replicas:
             if each.why_not is None:
@@ -184,7 +184,7 @@ class RoutedWorker:
             self._router.forget()
 
     async def requantize(self, isq: IsqType) -> None:
-        """Have each engine that takes requests requantize, one after the other; the others go on meanwhile."""
+        """Requantize each engine that accepts requests, one after the other, while the others keep running."""
         self.check()
         for each in self.replicas:
             if each.why_not is None:
@@ -202,20 +202,20 @@ class RoutedWorker:
         have_ended = [each.worker.join(timeout) for each in self.replicas]
         return all(have_ended)
 
-    # For the requests under way
+    # Called by _LiveRequest
 
-    def place_or_keep(self, live: _LiveRequest) -> bool:
-        """Send a request to the best engine that has not had it yet, or have it wait for one if there is none at all;
+    def submit_or_wait(self, live: _LiveRequest) -> bool:
+        """Submit a request to the best engine that it has not been at, or let it wait if there is no engine. Return
         False if neither is possible.
 
-        :raises PagedError: an engine refuses it alone
+        :raises PagedError: an engine refuses this request alone
         """
         while not self.place(live):
             with self._lock:
                 if self._waiting is None or not self._waiting.is_open or self._is_closing or live.is_aborted:
                     return False
                 if not self._has_any():
-                    # Whoever closes the model or aborts the request meanwhile may have looked before it was put there.
+                    # close() or abort() may have looked into the waiting room before the request was put there.
                     kept = self._waiting.put(live)
                     has_left = self._is_closing or live.is_aborted
                     return kept and not (has_left and self._waiting.discard(live.request.request_id))
@@ -224,13 +224,13 @@ class RoutedWorker:
         return True
 
     def _has_any(self) -> bool:
-        """Tell whether any engine takes requests."""
+        """Tell whether any engine accepts requests."""
         return any(each.why_not is None for each in self.replicas)
 
     def place(self, live: _LiveRequest) -> bool:
-        """Send a request to the best engine that has not had it yet; False if none takes it.
+        """Submit a request to the best engine that it has not been at; return False if no engine accepts it.
 
-        :raises PagedError: an engine refuses it alone, such as for an adapter that is not there any more
+        :raises PagedError: an engine refuses this request alone, for example because its adapter was unloaded
         """
         request = live.request
         while not self._is_closing:
@@ -252,67 +252,67 @@ class RoutedWorker:
             except (EngineDeadError, ModelClosedError):
                 self.note_failure(live)
                 continue
-            if live.is_aborted:  # while it was between two engines
+            if live.is_aborted:  # abort() came while the request was at no engine
                 replica.worker.abort(request.request_id)
             return True
         return False
 
     def note_start(self, route: Route) -> None:
-        """Take it that a request's prompt is computed."""
+        """Tell the router that a request's prompt has been computed."""
         with self._lock:
             self._router.started(route)
 
     def note_failure(self, live: _LiveRequest) -> None:
-        """Take a request back from the engine that it is at, and note if that one takes no more at all."""
+        """Detach a request from its engine, and close the engine in the router if it accepts no requests at all."""
         replica, route = live.replica, live.take_back()
         if replica is not None and route is not None and replica.why_not is not None:
             with self._lock:
                 self._router.close(route.replica)
 
     def end(self, live: _LiveRequest) -> None:
-        """Know a request no more."""
+        """Forget a request that has ended."""
         self._live.pop(live.request.request_id, None)
         live.take_back()
 
     def note_end(self, route: Route, num_generated: int) -> None:
-        """Take it that a request is at its engine no more."""
+        """Record that a request has left its engine. Takes no lock: :meth:`place` tells the router."""
         self._ended.append((route, num_generated))
 
     def goes_elsewhere(self, live: _LiveRequest, error: Exception) -> bool:
-        """Send a request of which nothing was heard to another engine, if its own cannot serve it; False if it stays
-        with the error.
+        """Submit a request without output to another engine, if its own is dead, closed or full. Return False if the
+        request has to end with the error.
 
-        :raises PagedError: the other engine refuses it alone
+        :raises PagedError: the other engine refuses this request alone
         """
         if self._is_closing or live.is_aborted:
             return False
         if not isinstance(error, EngineDeadError | ModelClosedError | QueueFullError):
             return False
         self.note_failure(live)
-        return self.place_or_keep(live)
+        return self.submit_or_wait(live)
 
     def _translated(self, request: Request, replica: Replica) -> Request:
-        """Return the request with the adapter's number in another engine."""
+        """Return the request with its adapter's number in an engine, since the numbers differ between engines."""
         if request.adapter is None:
             return request
         return evolve(request, adapter=replica.adapters.use(request.adapter.name))
 
 
 def none_runs() -> EngineDeadError:
-    """Return the error of a model that has no replica."""
+    """Return the error of a model without replicas."""
     return EngineDeadError("no replica is running")
 
 
 def _sum(every: Sequence[ModelStats], *, speed_ups: Sequence[ModelStats] = ()) -> ModelStats:
-    """Return the sum of snapshots; the speed-up by drafts is the mean of some of them."""
+    """Return the sum of statistics; the speed-up by drafts is the mean of ``speed_ups``."""
     sums = {each.name: sum(getattr(stats, each.name) for stats in every) for each in fields(ModelStats)}
     mean = sum(each.draft_speed_up for each in speed_ups) / len(speed_ups) if speed_ups else 1.0
     return ModelStats(**sums | {"draft_speed_up": mean})
 
 
 def _left(replica: Replica) -> ModelStats:
-    """Return what there is of an engine: of one that has died while others go on, its counts; of one that is closed,
-    no free blocks, for nobody can have them.
+    """Return an engine's share of the statistics: of a dead engine only its counts, of a closed one no free blocks,
+    since nothing can use them.
     """
     stats, why_not = replica.worker.stats, replica.why_not
     if isinstance(why_not, EngineDeadError):
@@ -322,17 +322,18 @@ def _left(replica: Replica) -> ModelStats:
 
 
 def _past(stats: ModelStats) -> ModelStats:
-    """Return what an engine that is gone has counted: it has no memory any more, and does nothing."""
+    """Return the counts of an engine that is gone, without memory and throughput."""
     return evolve(stats.at_rest(), blocks_total=0, blocks_free=0, prompt_tok_per_sec=0.0, completion_tok_per_sec=0.0)
 
 
 class _LiveRequest:
-    """Passes on what an engine says of a request (a :class:`~paged_sdk.worker.subscription.Subscriber`).
+    """Forwards a request's output from its engine to its subscription, and moves the request to another engine if
+    necessary (a :class:`~paged_sdk.worker.subscription.Subscriber`).
 
-    :ivar tried: the engines that have had it
-    :ivar route: where it is
-    :ivar replica: likewise
-    :ivar is_aborted: whether nobody waits for it any more
+    :ivar tried: numbers of the engines that the request has been at
+    :ivar route: the router's decision for the current engine; None: at no engine
+    :ivar replica: the current engine; None: at no engine
+    :ivar is_aborted: whether the caller has aborted the request
     """
 
     def __init__(self, worker: RoutedWorker, request: Request, subscription: Subscriber) -> None:
@@ -351,12 +352,12 @@ class _LiveRequest:
         return self._subscription.loop
 
     def begin(self, route: Route, replica: Replica) -> None:
-        """Be at another engine from now on."""
+        """Record the engine that the request is submitted to."""
         self.route, self.replica = route, replica
         self.tried.add(route.replica)
 
     def take_back(self) -> Route | None:
-        """Be at no engine any more; return where it was."""
+        """Detach the request from its engine; return the route to it."""
         route, self.route, self.replica = self.route, None, None
         if route is not None:
             self._worker.note_end(route, self._num_generated)
@@ -385,23 +386,23 @@ class _LiveRequest:
         self._worker.end(self)
         self._subscription.fail(error)
 
-    # From any thread, while it waits for an engine
+    # Called from any thread while the request waits for an engine
 
     def resume_soon(self) -> None:
-        """Go to the engine that has come."""
+        """Submit the request again, on its event loop, because an engine was added."""
         self._call_soon(self._resume)
 
     def fail_soon(self, error: Exception) -> None:
-        """End with an error."""
+        """End the request with an error, on its event loop."""
         self._call_soon(partial(self._end_waiting, error))
 
     def _call_soon(self, callback: Callable[[], object]) -> None:
-        if not self.loop.call_soon(callback):  # the loop has ended, and nobody will hear of it
+        if not self.loop.call_soon(callback):  # the loop has ended: no reader is left
             self._worker.end(self)
 
     def _resume(self) -> None:
         try:
-            if not (self.is_aborted or self._worker.place_or_keep(self)):
+            if not (self.is_aborted or self._worker.submit_or_wait(self)):
                 self._end_waiting(none_runs())
         except PagedError as error:
             self._end_waiting(error)

@@ -1,4 +1,4 @@
-"""Choose the replica that serves a request soonest, by prefixes and load."""
+"""Chooses the replica that serves a request soonest, by cached prefixes and load."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from paged_sdk.routing.known_prefixes import KnownPrefixes, landmarks
 __all__ = ["Route", "Router"]
 
 MANY: Final = 32
-"""Of more replicas than this not each is looked at: with 10,000 that would take a millisecond."""
+"""Up to this many replicas, each is examined for every request. Examining 10,000 would take a millisecond."""
 
 DRAWS: Final = 8
-"""Of many replicas the least busy of so many, drawn at random, stands for the least busy of all."""
+"""Beyond ``MANY`` replicas, only this many random ones are examined besides those that hold a prefix of the prompt."""
 
 TOKENS_PER_TEXT: Final = 32
-"""What a text that is being generated counts for in a replica's load, in prompt tokens. Too little, and texts crowd
-together; too much, and conversations leave the replica that holds them for a small difference in load."""
+"""Load of one sequence in decode, in prompt tokens. If too small, decoding sequences pile up on one replica; if too
+large, conversations leave the replica that caches them for a small difference in load."""
 
 MISSING_COUNTS: Final = 2
-"""So often a prompt token counts that a replica does not hold: for its own request, which waits for it, and for those
-that come after. With once, four replicas near their limit had 95 % of one big cache's hits, with twice 99 %, and the
-slowest hundredth of first tokens came after 3.4 s instead of 6.0 (benchmarks.replica_scale)."""
+"""Weight of a prompt token that a replica does not hold: it delays its own request and those behind it. In a simulation
+of four replicas near saturation (benchmarks.replica_scale), weight 1 reached 95 % of the hits of one big cache and a
+99th percentile of time to first token of 6.0 s; weight 2 reached 99 % and 3.4 s."""
 
 MAX_ENTRIES: Final = 200_000
-"""Of prefixes over all replicas; an entry takes 250 bytes at most."""
+"""Default limit of remembered prefixes over all replicas; an entry takes 250 bytes at most."""
 
 
 class Route:
-    """Is the way of one request, which :meth:`Router.started` and :meth:`Router.finished` take back.
+    """Holds the decision for one request. Pass it to :meth:`Router.started` and :meth:`Router.finished` later.
 
-    :ivar replica: where it goes
-    :ivar num_matched: how many blocks of its prompt the replica is believed to hold
-    :ivar num_missing: how many of its tokens the replica is believed to have to compute
-    :ivar num_texts: how many texts continue it
-    :ivar has_started: whether its prompt is computed
-    :ivar has_ended: whether the replica has no more to do with it
+    :ivar replica: number of the chosen replica
+    :ivar num_matched: estimated number of the prompt's blocks that the replica holds
+    :ivar num_missing: estimated number of the prompt's tokens that the replica has to compute
+    :ivar num_texts: number of choices to generate
+    :ivar has_started: whether the prompt has been computed
+    :ivar has_ended: whether the request has ended at this replica
     """
 
     __slots__ = ("has_ended", "has_started", "num_matched", "num_missing", "num_texts", "replica")
@@ -54,29 +54,29 @@ class Route:
 
 
 class Router:
-    """Chooses a replica for each request, so that the request is served soonest.
+    """Chooses the replica that serves each request soonest.
 
-    A replica's price is counted in prompt tokens: those that it has to compute for requests that wait there, twice
-    those of this prompt that it does not hold, and something for each text that it is generating. The lowest is taken;
-    of equal ones, the replica that holds the least, so that tenants spread over the caches. A conversation stays where
-    it is, because that replica holds the most of it, until another is less busy by more than twice what it would have
-    to compute anew.
+    A replica's cost for a request is counted in prompt tokens: the uncomputed prompt tokens of requests that wait
+    there, plus twice the tokens of this prompt that the replica does not hold, plus a constant for each sequence that
+    it is decoding. The replica with the lowest cost is chosen; among equals, the one with the fewest blocks in use, so
+    that tenants spread over the caches. A conversation stays at the replica that holds most of it, until another's load
+    is lower by more than twice the tokens that the other would have to recompute.
 
-    Prefixes are known by the names that the engines themselves have for blocks, chains of hashes over tokens, images,
-    adapters and cache salts (:func:`paged_sdk.kv.block_hash.block_hashes`). A name stands for all that led to it, so
-    nothing is taken for what it is not, and a salt's requests match only their own. What a replica holds is believed,
-    not asked: what it was sent and has said, less what its pool must have evicted since.
+    Prefixes are identified by the engines' own block hashes, chained over tokens, images, adapters and cache salts
+    (:func:`paged_sdk.kv.block_hash.block_hashes`). So only equal prefixes match, and requests with a cache salt match
+    only requests with the same salt. The contents of a replica's cache are estimated, not queried: the prompts it was
+    sent and the tokens it generated, minus what its pool must have evicted since.
 
-    It takes and gives plain values, has no lock and reads no clock: a set of replicas and a simulator drive the same
-    one. What it knows takes 50 MB at most.
+    The router takes and returns plain values, has no lock and reads no clock, so replica sets and simulators use the
+    same class. Its state takes 50 MB at most.
 
-    :param capacities: how many blocks each replica's pool has; 0 for one that keeps no prefixes. Others may come later
-        (:meth:`open`), and any may go (:meth:`close`)
-    :param block_size: tokens of a block
-    :param tokens_per_text: what a text that is being generated counts for, in prompt tokens
-    :param max_entries: how many prefixes are remembered at most, over all replicas
-    :param seed: of the draws among more than 32 replicas
-    :raises ConfigError: a value that cannot be used
+    :param capacities: number of blocks of each replica's pool; 0: no prefix cache. Replicas can be added (:meth:`open`)
+        and removed (:meth:`close`)
+    :param block_size: tokens per block
+    :param tokens_per_text: load of one sequence in decode, in prompt tokens
+    :param max_entries: maximum number of remembered prefixes, over all replicas
+    :param seed: seed of the random choice among more than 32 replicas
+    :raises ConfigError: invalid value
     """
 
     def __init__(
@@ -101,32 +101,32 @@ class Router:
 
     @property
     def open_replicas(self) -> tuple[int, ...]:
-        """Return the replicas that requests are sent to."""
+        """Return the numbers of the replicas that requests are sent to."""
         return tuple(self._open)
 
     @property
     def num_entries(self) -> int:
-        """Return how many prefixes are remembered, counted for each replica that holds them."""
+        """Return the number of remembered prefixes, summed over replicas."""
         return self._prefixes.num_entries
 
     def load(self, replica: int) -> int:
-        """Return how busy a replica is, in prompt tokens."""
+        """Return a replica's load, in prompt tokens."""
         return self._loads[replica]
 
     def num_blocks(self, replica: int) -> int:
-        """Return how many blocks a replica is believed to hold."""
+        """Return the estimated number of blocks that a replica holds."""
         return self._prefixes.num_blocks(replica)
 
     def route(
         self, hashes: Sequence[bytes], num_tokens: int, *, num_texts: int = 1, avoid: Collection[int] = ()
     ) -> Route | None:
-        """Choose a replica, and count the request as its own from now on.
+        """Choose a replica for a request, and add the request to its load.
 
-        :param hashes: names of the prompt's full blocks, from its start on; as many as are worth looking at
-        :param num_tokens: how many tokens the prompt has
-        :param num_texts: how many texts are to continue it
-        :param avoid: replicas that it must not be
-        :returns: None if no replica is left
+        :param hashes: hashes of the prompt's full blocks, from the first on; may be cut off after any block
+        :param num_tokens: number of tokens of the prompt
+        :param num_texts: number of choices to generate
+        :param avoid: replicas not to choose
+        :returns: the decision; None if no replica is left
         """
         keys = landmarks(hashes)
         matched = self._prefixes.matches(keys)
@@ -146,15 +146,15 @@ class Router:
         return route
 
     def started(self, route: Route) -> None:
-        """Be told that a request's prompt is computed, so that only its texts are left."""
+        """Remove a request's prompt from the load of its replica, because it has been computed. Idempotent."""
         if not (route.has_started or route.has_ended):
             route.has_started = True
             self._loads[route.replica] -= route.num_missing
 
     def finished(self, route: Route, num_generated: int = 0) -> None:
-        """Be told that a request has ended, in whatever way; once or more often.
+        """Remove a request from the load of its replica, however it has ended. Idempotent.
 
-        :param num_generated: how many tokens its texts have, which lie in the pool too
+        :param num_generated: number of generated tokens, whose blocks are in the pool too
         """
         if route.has_ended:
             return
@@ -165,9 +165,9 @@ class Router:
             self._prefixes.fill(route.replica, num_generated // self._block_size)
 
     def open(self, capacity: int) -> int:
-        """Send requests to one more replica from now on, and return its number, which no other has had.
+        """Add a replica, and return its number. Numbers are never reused.
 
-        :param capacity: how many blocks its pool has; 0 for one that keeps no prefixes
+        :param capacity: number of blocks of its pool; 0: no prefix cache
         """
         replica = self._prefixes.add(_int("capacity", capacity, 0))
         self._loads.append(0)
@@ -176,19 +176,21 @@ class Router:
         return replica
 
     def close(self, replica: int) -> None:
-        """Send a replica nothing more, and forget what it holds."""
+        """Remove a replica: it is never chosen again, and its prefixes are forgotten. Idempotent."""
         if self._is_open[replica]:
             self._is_open[replica] = False
             self._open.remove(replica)
             self._prefixes.remove(replica)
 
     def forget(self) -> None:
-        """Take it that no replica holds anything, as when their prefix caches were reset."""
+        """Forget all prefixes, after the replicas' prefix caches were reset."""
         for replica in self._open:
             self._prefixes.forget(replica)
 
     def _candidates(self, matched: Iterable[int], avoid: Collection[int]) -> Collection[int]:
-        """Return the replicas that one is chosen of: those that hold some of a prompt, and the least busy."""
+        """Return the replicas to examine: all; or, beyond ``MANY``, those that hold a prefix of the prompt and some
+        drawn at random.
+        """
         every = self._open
         if len(every) > MANY:
             draw, num = self._random.random, len(every)

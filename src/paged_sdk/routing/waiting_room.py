@@ -1,4 +1,4 @@
-"""Keep requests while there is no replica."""
+"""Holds requests while there is no replica."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from attrs import define, field
 from paged_sdk.errors import EngineDeadError, QueueFullError
 from paged_sdk.scheduler.request import Request
 
-__all__ = ["Guest", "WaitingRoom"]
+__all__ = ["WaitingRequest", "WaitingRoom"]
 
 
-class Guest(Protocol):
-    """Waits for a replica."""
+class WaitingRequest(Protocol):
+    """Describes a request that waits for a replica."""
 
     @property
     def request(self) -> Request: ...
 
     def fail_soon(self, error: Exception) -> None:
-        """End it with an error, from any thread."""
+        """End the request with an error. May be called from any thread."""
         ...
 
 
-GuestT = TypeVar("GuestT", bound=Guest)
+WaitingT = TypeVar("WaitingT", bound=WaitingRequest)
 
 
-class WaitingRoom(Generic[GuestT]):
-    """Keeps the requests that come while there is no replica, or whose last one has died, until another comes.
+class WaitingRoom(Generic[WaitingT]):
+    """Holds requests that arrive while there is no replica, or whose last replica has died, until another one is added.
 
-    An absence is limited: once it has lasted that long, those that wait end with an error, and nobody may wait until
-    there has been a replica again.
+    The absence of replicas has a time limit. When it is exceeded, the waiting requests end with an error, and no
+    request may wait until there has been a replica again.
 
-    Whoever calls :meth:`begin`, :meth:`put` and :meth:`leave` holds one lock, the same for all. The other methods need
-    none, so that finalizers may call them.
+    Callers of :meth:`begin`, :meth:`put` and :meth:`leave` must hold one common lock. The other methods need no lock,
+    so finalizers may call them.
 
-    :param seconds: how long an absence may last; 0: nobody waits
-    :param limit: how many may wait
-    :param call_later: has a function called after so many seconds, from any thread
+    :param seconds: how long replicas may be absent; 0: no request waits
+    :param limit: maximum number of waiting requests
+    :param call_later: schedules a function after a number of seconds; may be called from any thread
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class WaitingRoom(Generic[GuestT]):
         self._seconds = seconds
         self._limit = limit
         self._call_later = call_later
-        self._absence = _Absence[GuestT](is_over=not seconds)
+        self._absence = _Absence[WaitingT](is_over=not seconds)
 
     @property
     def is_open(self) -> bool:
@@ -59,66 +59,66 @@ class WaitingRoom(Generic[GuestT]):
         return len(self._absence.waiting)
 
     def begin(self) -> None:
-        """Take it that there is no replica any more. A second call does nothing."""
+        """Start the time limit, since there is no replica. Idempotent."""
         absence = self._absence
         if absence.has_begun or absence.is_over:
             return
         absence.has_begun = True
         self._call_later(self._seconds, lambda: self._give_up(absence))
 
-    def put(self, guest: GuestT) -> bool:
-        """Have a request wait; False if it may not.
+    def put(self, waiting: WaitingT) -> bool:
+        """Add a request; return False if none may wait any more.
 
-        :raises QueueFullError: as many as may wait do
+        :raises QueueFullError: ``limit`` requests are waiting
         """
         self.begin()
         if len(self) >= self._limit:
             raise QueueFullError(
                 f"no replica is running, and {self._limit} requests wait for one already",
-                request_id=guest.request.request_id,
+                request_id=waiting.request.request_id,
                 limit=self._limit,
             )
-        self._absence.waiting[guest.request.request_id] = guest
-        # Asked last: what is over by then has not heard of it, maybe.
-        return self.is_open or not self.discard(guest.request.request_id)
+        self._absence.waiting[waiting.request.request_id] = waiting
+        # Check after adding: if the time limit expired meanwhile, _give_up may have missed this request.
+        return self.is_open or not self.discard(waiting.request.request_id)
 
-    def leave(self) -> Iterable[GuestT]:
-        """Take it that there is a replica again; return those that have waited."""
+    def leave(self) -> Iterable[WaitingT]:
+        """End the absence, since there is a replica, and return the waiting requests."""
         ended, self._absence = self._absence, _Absence(is_over=not self._seconds)
         return ended.empty()
 
     def discard(self, request_id: str) -> bool:
-        """Know a request no more; False if it does not wait."""
+        """Remove a request; return False if it was not waiting."""
         return self._absence.waiting.pop(request_id, None) is not None
 
-    def empty(self) -> Iterable[GuestT]:
-        """Return those that have waited, which wait no more."""
+    def empty(self) -> Iterable[WaitingT]:
+        """Remove and return all waiting requests."""
         return self._absence.empty()
 
-    def _give_up(self, absence: _Absence[GuestT]) -> None:
-        # Where a replica has come meanwhile, nobody looks at this absence any more, and nobody waits in it.
+    def _give_up(self, absence: _Absence[WaitingT]) -> None:
+        # If a replica has been added meanwhile, this absence has been replaced and is empty.
         absence.is_over = True
-        for guest in absence.empty():
-            guest.fail_soon(EngineDeadError(f"no replica is running, and none has come within {self._seconds:g} s"))
+        for waiting in absence.empty():
+            waiting.fail_soon(EngineDeadError(f"no replica is running, and none has come within {self._seconds:g} s"))
 
 
 @define(eq=False)
-class _Absence(Generic[GuestT]):
-    """Is the time from one replica to the next.
+class _Absence(Generic[WaitingT]):
+    """Holds the state of one absence of replicas.
 
-    :ivar is_over: it has lasted too long: nobody may wait any more
-    :ivar has_begun: there is no replica
-    :ivar waiting: requests by their ids
+    :ivar is_over: whether the time limit is exceeded, so that no request may wait
+    :ivar has_begun: whether the time limit is running, because there is no replica
+    :ivar waiting: waiting requests by id
     """
 
     is_over: bool
     has_begun: bool = False
-    waiting: dict[str, GuestT] = field(factory=dict)
+    waiting: dict[str, WaitingT] = field(factory=dict)
 
-    def empty(self) -> Iterable[GuestT]:
-        # One by one out of the same dict: whoever is put into it meanwhile is among them, or still there.
-        waited: list[GuestT] = []
-        with suppress(KeyError):  # it is empty
+    def empty(self) -> Iterable[WaitingT]:
+        # Pop one by one instead of replacing the dict: a request added meanwhile is returned, or stays in the dict.
+        waited: list[WaitingT] = []
+        with suppress(KeyError):  # the dict is empty
             while True:
                 waited.append(self.waiting.popitem()[1])
         return reversed(waited)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from collections.abc import Sequence as Texts
+from collections.abc import Sequence as Sequence_
 from contextlib import nullcontext
 from typing import Final
 
 import torch
 
 from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.constraints.grammar import GrammarText
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.kv.manager import KvManager, KvTable
+from paged_sdk.kv.manager import KvManager
 from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.runner.draft_state import DraftState
+from paged_sdk.runner.first_pause import FirstPause
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.live_compilations import LiveCompilations
 from paged_sdk.sampling.candidates import argmax, select_rows
@@ -29,16 +30,11 @@ __all__ = ["DraftModel"]
 
 PRIOR: Final = 0.7
 """Prior acceptance rate of drafts, for a new pair of models."""
-FIRST_PAUSE: Final = 16
-"""Steps without drafts before a trial draft, if drafts of a sequence do not pay. Each trial doubles the pause, up to
-:data:`LONGEST_PAUSE`, until drafts pay. New sequences start with the longest pause reached since drafts last paid: with
-this pause for each, drafting with a third of a model's layers cost sequences of 160 tokens 5 % instead of 1 %."""
-LONGEST_PAUSE: Final = 512
 FIRST_CHUNK: Final = 32
 """Size of the first prefill chunk, before any chunk's time has been measured."""
 LEAST_CHUNK: Final = 16
 """Minimum size of a prefill chunk: matrix products compute rows in tiles of about this size."""
-READ_SHARE: Final = 1.0
+PREFILL_SHARE: Final = 1.0
 """Time that prefill may add to a step, as a fraction of a step without drafts. The first 8 of 28 layers of
 Qwen2.5-Coder-1.5B take 1 s to prefill 1,000 tokens: in one chunk, that delayed all sequences by 40 steps."""
 
@@ -92,276 +88,147 @@ class DraftModel:
         self._max_batched_tokens = max_batched_tokens
         self._times = times
         self._own_times = StepTimes()
-        self._reading_seconds = 0.0  # prefill time per token; 0: not measured
+        self._seconds_per_token = 0.0  # prefill time per token; 0: not measured
         self._balance = balance
         self._acceptance = Acceptance(priors=(PRIOR,))
-        self._pause = _Pause()
-        self._texts: dict[int, _Text] = {}
+        self._first_pause = FirstPause()
+        self._states: dict[int, DraftState] = {}
 
     @property
     def num_followed(self) -> int:
         """Return the number of sequences that have state here, such as KV."""
-        return len(self._texts)
+        return len(self._states)
 
-    def propose(self, sequences: Texts[Sequence]) -> list[list[int]]:
+    def propose(self, sequences: Sequence_[Sequence]) -> list[list[int]]:
         """Propose drafts for each sequence, as many as are expected to pay."""
-        texts = [self._text_of(sequence) for sequence in sequences]
+        states = [self._state_of(sequence) for sequence in sequences]
         if not self._balance.allows:
-            return [[] for _ in texts]
-        chances = [text.chances(self._most_drafts(text)) for text in texts]
+            return [[] for _ in states]
+        chances = [state.chances(self._most_drafts(state)) for state in states]
         counts = draft_counts(
             chances,
             self._times.expected,
             self._balance.left,
-            lambda ahead: ahead * self._own_times.expected(len(texts)),
+            lambda ahead: ahead * self._own_times.expected(len(states)),
         )
         chosen = [
-            text
-            for text, count, chance in zip(texts, counts, chances, strict=True)
-            if chance and (text.is_being_read or text.choose(count)) and self._make_room(text)
+            state
+            for state, count, chance in zip(states, counts, chances, strict=True)
+            if chance and (state.is_prefilling or state.choose(count)) and self._make_room(state)
         ]
         with torch.inference_mode():
-            chosen = self._read(chosen, self._times.nearest(len(texts)) or 0.0)
+            chosen = self._prefill(chosen, self._times.nearest(len(states)) or 0.0)
             start = time.monotonic()
             self._draft(chosen)
-        self._balance.claim((text.sequence.seq_id for text in chosen), time.monotonic() - start)
-        return [text.drafts for text in texts]
+        self._balance.claim((state.sequence.seq_id for state in chosen), time.monotonic() - start)
+        return [state.drafts for state in states]
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Free the KV of sequences that have ended; it stays in the prefix cache."""
         for seq_id in seq_ids:
-            text = self._texts.pop(seq_id, None)
-            if text is not None:
-                text.take_in()
-                if text.table.ids:
-                    self._kv.free(text.table, text.sequence.token_ids, text.num_computed)
+            state = self._states.pop(seq_id, None)
+            if state is not None:
+                state.take_in()
+                if state.table.ids:
+                    self._kv.free(state.table, state.sequence.token_ids, state.num_computed)
 
     def reset(self) -> None:
         """Clear the prefix cache."""
         self._kv.reset_prefix_cache()
 
-    def _text_of(self, sequence: Sequence) -> _Text:
+    def _state_of(self, sequence: Sequence) -> DraftState:
         """Return the state of a sequence, updated with the tokens that it has got since."""
-        text = self._texts.get(sequence.seq_id)
-        if text is None:
-            text = self._texts[sequence.seq_id] = _Text(sequence, Acceptance(self._acceptance), self._pause)
-        text.take_in()
-        if text.table.ids:
-            self._kv.commit(text.table, sequence.token_ids, text.num_computed)
-        return text
+        state = self._states.get(sequence.seq_id)
+        if state is None:
+            state = DraftState(sequence, Acceptance(self._acceptance), self._first_pause)
+            self._states[sequence.seq_id] = state
+        state.take_in()
+        if state.table.ids:
+            self._kv.commit(state.table, sequence.token_ids, state.num_computed)
+        return state
 
-    def _most_drafts(self, text: _Text) -> int:
+    def _most_drafts(self, state: DraftState) -> int:
         """Return the maximum number of drafts for a sequence. The draft model does not compute the last draft, and the
         target adds one token after it.
         """
-        sequence = text.sequence
+        sequence = state.sequence
         num_tokens = len(sequence.token_ids)
-        if text.largest_token >= self._vocab_size:  # the draft model's vocabulary may be smaller
+        if state.largest_token >= self._vocab_size:  # the draft model's vocabulary may be smaller
             return 0
         return min(self._gamma, sequence.max_length - num_tokens - 1, self._max_tokens - num_tokens + 1)
 
-    def _make_room(self, text: _Text) -> bool:
+    def _make_room(self, state: DraftState) -> bool:
         """Allocate KV memory for a sequence's drafts, or for fewer drafts; return whether there is room for any."""
-        token_ids, table = text.sequence.token_ids, text.table
-        text.num_wanted = min(text.num_wanted, self._most_drafts(text))  # the sequence may have grown during prefill
+        token_ids, table = state.sequence.token_ids, state.table
+        state.num_wanted = min(state.num_wanted, self._most_drafts(state))  # the sequence may have grown during prefill
         if not table.ids:
             prefix = self._kv.match(table, token_ids)
-            if not self._kv.fits(prefix, len(token_ids) + text.num_wanted, num_growing=len(self._texts)):
+            if not self._kv.fits(prefix, len(token_ids) + state.num_wanted, num_growing=len(self._states)):
                 return False
             self._kv.attach(table, prefix, token_ids)
-            text.num_computed = prefix.num_tokens
-        num_tokens = len(token_ids) + text.num_wanted - 1 - text.num_computed
-        text.num_wanted -= num_tokens - self._kv.grow(table, text.num_computed, num_tokens)
-        return text.num_wanted > 0
+            state.num_computed = prefix.num_tokens
+        num_tokens = len(token_ids) + state.num_wanted - 1 - state.num_computed
+        state.num_wanted -= num_tokens - self._kv.grow(table, state.num_computed, num_tokens)
+        return state.num_wanted > 0
 
-    def _read(self, texts: list[_Text], plain: float) -> list[_Text]:
+    def _prefill(self, states: list[DraftState], step_seconds: float) -> list[DraftState]:
         """Prefill sequences, within the time that a step allows.
 
         This happens here and not along with the target's prefill, since a sequence may end before it gets drafts.
 
-        :param plain: time of a step without drafts; 0: not known
+        :param step_seconds: time of a step without drafts; 0: not known
         :returns: the sequences that are ready for drafting
         """
-        known: list[_Text] = []
-        left = int(READ_SHARE * plain / self._reading_seconds) if plain and self._reading_seconds else FIRST_CHUNK
+        ready: list[DraftState] = []
+        left = FIRST_CHUNK
+        if step_seconds and self._seconds_per_token:
+            left = int(PREFILL_SHARE * step_seconds / self._seconds_per_token)
         left = min(max(left, LEAST_CHUNK), self._max_batched_tokens)
         most = max(self._gamma + 1, LEAST_CHUNK)  # this many tokens are computed along with the first draft
-        for text in texts:
-            text.is_being_read = text.num_unread > most
-            if text.is_being_read and left:
-                num_tokens = min(text.num_unread - 1, left)
+        for state in states:
+            state.is_prefilling = state.num_uncomputed > most
+            if state.is_prefilling and left:
+                num_tokens = min(state.num_uncomputed - 1, left)
                 start = time.monotonic()
-                self._watched_step([text.row(num_tokens, num_logits=0)])
-                self._reading_seconds = (time.monotonic() - start) / num_tokens
+                self._watched_step([state.row(num_tokens, num_logits=0)])
+                self._seconds_per_token = (time.monotonic() - start) / num_tokens
                 left -= num_tokens
-                text.num_computed += num_tokens
-                text.is_being_read = text.num_unread > most
-            if not text.is_being_read:
-                known.append(text)
-        return known
+                state.num_computed += num_tokens
+                state.is_prefilling = state.num_uncomputed > most
+            if not state.is_prefilling:
+                ready.append(state)
+        return ready
 
-    def _draft(self, texts: list[_Text]) -> None:
+    def _draft(self, states: list[DraftState]) -> None:
         """Draft tokens, one per sequence and draft model step."""
-        for text in texts:
-            text.follow_grammar()
-        while texts:
+        for state in states:
+            state.follow_grammar()
+        while states:
             start = time.monotonic()
-            tokens = self._watched_step([text.row(text.num_unread, num_logits=1) for text in texts])
-            self._own_times.note(len(texts), time.monotonic() - start)
-            for text, token in zip(texts, tokens, strict=True):
-                text.num_computed += text.num_unread
-                text.add(token, self._target_vocab_size)
-            texts = [text for text in texts if len(text.drafts) < text.num_wanted]
+            tokens = self._watched_step([state.row(state.num_uncomputed, num_logits=1) for state in states])
+            self._own_times.note(len(states), time.monotonic() - start)
+            for state, token in zip(states, tokens, strict=True):
+                state.num_computed += state.num_uncomputed
+                state.add(token, self._target_vocab_size)
+            states = [state for state in states if len(state.drafts) < state.num_wanted]
 
     def _watched_step(self, rows: list[StepRow]) -> list[int]:
         with nullcontext() if self.compilations is None else self.compilations.watching():
             return self._step(rows)
 
     def _step(self, rows: list[StepRow]) -> list[int]:
-        """Compute rows, and return the likeliest next token of each; nothing if the rows ask for no logits."""
+        """Compute rows, wait for the device, and return the likeliest next token of each; nothing if the rows ask for
+        no logits.
+        """
         if copies := self._kv.take_copies():
             self._backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in copies])
         self._backend.release(self._kv.take_released())
         batch = make_input_batch(rows, self._model.device)
         context = StepContext(attention=self._backend.prepare(rows))
         hidden = self._model.forward(batch.token_ids, batch.positions, context)
-        last = [first + row.num_new_tokens - 1 for first, row in zip(batch.first_tokens, rows, strict=True)]
         if not rows[0].num_logits:
+            hidden[-1, 0].item()  # waits, so that the time of a prefill chunk is not that of its launch alone
             return []
+        last = [first + row.num_new_tokens - 1 for first, row in zip(batch.first_tokens, rows, strict=True)]
         tokens: list[int] = argmax(self._model.logits(select_rows(hidden, last))).tolist()
         return tokens
-
-
-class _Pause:
-    """Holds the number of steps without drafts with which a new sequence starts; see :data:`FIRST_PAUSE`."""
-
-    __slots__ = ("num_steps",)
-
-    def __init__(self) -> None:
-        self.num_steps: int = FIRST_PAUSE
-
-
-class _Text:
-    """Holds the draft model's state of one sequence.
-
-    :ivar num_computed: number of tokens with KV, drafts included
-    :ivar drafts: the last proposed tokens
-    :ivar num_wanted: number of drafts to make
-    :ivar is_being_read: whether the sequence is still being prefilled in chunks
-    :ivar largest_token: the largest token id of the sequence
-    """
-
-    __slots__ = (
-        "_acceptance",
-        "_first_pause",
-        "_grammar",
-        "_num_known",
-        "_num_paused",
-        "_pause",
-        "drafts",
-        "is_being_read",
-        "largest_token",
-        "num_computed",
-        "num_wanted",
-        "sequence",
-        "table",
-    )
-
-    def __init__(self, sequence: Sequence, acceptance: Acceptance, first_pause: _Pause) -> None:
-        request = sequence.request
-        self.sequence = sequence
-        self.table = KvTable(request.cache_keys, share=request.shares_prefix)
-        self.num_computed: int = 0
-        self.drafts: list[int] = []
-        self.largest_token: int = max(sequence.token_ids)
-        self.num_wanted: int = 0
-        self.is_being_read: bool = False
-        self._grammar: GrammarText | None = None
-        self._acceptance = acceptance
-        self._num_known = len(sequence.token_ids)
-        self._first_pause = first_pause
-        self._pause = first_pause.num_steps
-        self._num_paused = 0
-
-    @property
-    def num_unread(self) -> int:
-        """Return the number of tokens without KV, drafts included."""
-        return len(self.sequence.token_ids) + len(self.drafts) - self.num_computed
-
-    def take_in(self) -> None:
-        """Compare the drafts with the tokens that the sequence has got since, and drop the drafts."""
-        token_ids, known = self.sequence.token_ids, self._num_known
-        if len(token_ids) == known and not self.drafts and self.num_computed < known:
-            return
-        self.largest_token = max([self.largest_token, *token_ids[known:]])
-        num_right = 0
-        for draft, token in zip(self.drafts, token_ids[known:], strict=False):
-            self._acceptance.note(0, right=draft == token)
-            if draft != token:
-                break
-            num_right += 1
-        # KV beyond the accepted drafts belongs to rejected tokens. The last token is always computed again, since the
-        # next draft needs its logits.
-        self.num_computed = min(self.num_computed, known + num_right, len(token_ids) - 1)
-        self.drafts = []
-        self._num_known = len(token_ids)
-
-    def follow_grammar(self) -> None:
-        """Advance the request's constraint, if any, to the end of the sequence."""
-        sequence = self.sequence
-        if sequence.request.grammar is None:
-            return
-        text = self._grammar
-        if text is None:
-            text = self._grammar = sequence.request.grammar.begin((), 0)
-        text.tokens += sequence.token_ids[sequence.num_prompt_tokens + len(text.tokens) :]
-        text.move_to(sequence.num_output_tokens)
-
-    def add(self, token: int, vocab_size: int) -> None:
-        """Append the next draft. A token that the constraint forbids counts as a rejected draft and ends drafting. So
-        does a token outside of the target's vocabulary: the draft model may have more logits columns, and on a device
-        -1 marks non-finite logits.
-
-        :param vocab_size: vocabulary size of the target
-        """
-        is_token, grammar = 0 <= token < vocab_size, self._grammar
-        if not is_token or (grammar is not None and grammar.num_allowed([*self.drafts, token]) <= len(self.drafts)):
-            self.num_wanted = len(self.drafts)
-            self._acceptance.note(0, right=False)
-        else:
-            self.drafts.append(token)
-
-    def chances(self, most: int) -> list[float]:
-        """Return the probabilities that the first draft is accepted, the first two are, and so on."""
-        rate = self._acceptance.rates[0]
-        return [rate**count for count in range(1, most + 1)]
-
-    def choose(self, count: int) -> int:
-        """Set the number of drafts to make and return it; if none pays, this is 1 after each pause, as a trial."""
-        if count:
-            self._pause, self._num_paused = FIRST_PAUSE, 0
-            self._first_pause.num_steps = FIRST_PAUSE
-        else:
-            self._num_paused += 1
-            if self._num_paused >= self._pause:
-                self._pause, self._num_paused, count = min(2 * self._pause, LONGEST_PAUSE), 0, 1
-                self._first_pause.num_steps = max(self._first_pause.num_steps, self._pause)
-        self.num_wanted = count
-        return count
-
-    def row(self, num_tokens: int, *, num_logits: int) -> StepRow:
-        """Make a step's row of the next tokens without KV."""
-        start, sequence = self.num_computed, self.sequence
-        num_known = len(sequence.token_ids)
-        token_ids = sequence.token_ids[start : start + num_tokens]
-        if start + num_tokens > num_known:
-            token_ids += self.drafts[max(start - num_known, 0) : start + num_tokens - num_known]
-        return StepRow(
-            sequence.seq_id,
-            start,
-            token_ids,
-            self.table.ids,
-            sequence.num_prompt_tokens,
-            self.table.version,
-            num_logits,
-        )

@@ -140,10 +140,10 @@ class ImageQueue(Generic[_T]):
                 self._drop(seq_id)
                 self._give_memory()
 
-    def note_step(self, num_texts: int) -> None:
+    def note_step(self, num_decodes: int) -> None:
         """Implement :meth:`ImageGate.note_step`."""
         with self._changed:
-            self._beside_texts = num_texts > 0
+            self._beside_texts = num_decodes > 0
             self._num_steps += 1
             self._changed.notify_all()
 
@@ -161,7 +161,7 @@ class ImageQueue(Generic[_T]):
             self._images.move_to_end(digest)
             if image.error is not None:  # a new exception for each request
                 raise RequestFailedError(f"the image cannot be encoded: {image.error}") from image.error
-            assert image.made is not None, "nobody has waited for the image"
+            assert image.made is not None, "the image is not settled"
             return image.made
 
     def close(self) -> None:

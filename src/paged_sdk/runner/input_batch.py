@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.attention.paged import new_positions
-from paged_sdk.kernels.placement import carried
+from paged_sdk.kernels.placement import moved_to
 from paged_sdk.kernels.transfer import to_device
 from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.types.step import AWAITED, StepRow
@@ -63,7 +63,7 @@ def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: Ove
         places = np.array(overlap.places(awaited_of))
         on_device, its_positions, targets, sources = to_device(device, tokens, positions, np.array(awaited), places)
         # The sampled tokens are on the logits' device, which may differ from the embeddings' device.
-        on_device.index_copy_(0, targets, carried(overlap.tokens, device).index_select(0, sources))
+        on_device.index_copy_(0, targets, moved_to(overlap.tokens, device).index_select(0, sources))
     is_long = _is_long(rows, device) if any_long else None
     return InputBatch(token_ids=on_device, positions=its_positions, first_tokens=first_tokens, is_long=is_long)
 

@@ -229,7 +229,7 @@ class _Pool:
     def __init__(self, reading: PooledVector, model: CausalModel) -> None:
         self._head: RankLayers | None = None
         if reading.is_ranked:
-            assert isinstance(model, RankingModel), "only what ranks texts is asked to"
+            assert isinstance(model, RankingModel), "the model has no ranking layers"
             self._head = model.rank_head
         self._pooling = reading.pooling
         self._pooled: Tensor | None = None

@@ -39,10 +39,8 @@ def targets_of(scheduled: Sequence[ScheduledSequence]) -> list[Target]:
         if not scheduled_row.num_samples:
             continue
         sequence, drafts = scheduled_row.sequence, scheduled_row.draft_token_ids
-        token_ids: list[int] = sequence.token_ids
+        token_ids = [*sequence.token_ids, *drafts] if drafts else sequence.token_ids
         for depth in range(len(drafts) + 1):
-            if depth:
-                token_ids = [*sequence.token_ids, *drafts[:depth]]
             row = SampleRow(
                 sequence.seq_id,
                 sequence.request,

@@ -48,7 +48,7 @@ class TextState:
         """Move to a row's position: roll back the tokens that differ from the row's output, then advance to its end."""
         if not self._states:
             return
-        output, known = list(row.token_ids[row.num_prompt_tokens :]), self._output
+        output, known = list(row.token_ids[row.num_prompt_tokens : row.num_tokens]), self._output
         num_common = len(known)
         if output[:num_common] != known:
             num_common = _num_common(output, known)

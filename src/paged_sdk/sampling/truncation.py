@@ -24,8 +24,8 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.kernels.native.argmax import likeliest_tokens
 from paged_sdk.kernels.native.library import load
-from paged_sdk.kernels.native.likeliest import likeliest_tokens
 from paged_sdk.sampling.candidates import argmax, likeliest, likeliest_from, select_rows
 
 __all__ = [

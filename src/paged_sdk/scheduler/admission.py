@@ -12,16 +12,16 @@ from paged_sdk.scheduler.running_sequences import RunningSequences
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from paged_sdk.scheduler.waiting_queue import WaitingQueue, is_overdue
 
-__all__ = ["LOOKAHEAD", "SHORT", "Admission"]
+__all__ = ["LOOKAHEAD", "SHORT_PROMPT_DIVISOR", "Admission"]
 
 LOOKAHEAD = 64
 """Waiting sequences considered per step, so that a step's cost does not grow with the queue."""
 
-SHORT = 4
-"""A prompt is short if its remaining tokens are at most ``max_num_batched_tokens / SHORT``. While longer prompts are
-under way, the same share of each step is kept for short ones. Beside two prompts of 8,000 tokens, a prompt of 30 tokens
-got its first token 26 steps after its arrival; with the share it gets it in the next step, and any number of short
-prompts take at most a quarter of each step from the long ones."""
+SHORT_PROMPT_DIVISOR = 4
+"""A prompt is short if its remaining tokens are at most ``max_num_batched_tokens / SHORT_PROMPT_DIVISOR``. While longer
+prompts are under way, the same share of each step is kept for short ones. Beside two prompts of 8,000 tokens, a prompt
+of 30 tokens got its first token 26 steps after its arrival; with the share it gets it in the next step, and any number
+of short prompts take at most a quarter of each step from the long ones."""
 
 
 class Admission:
@@ -43,7 +43,7 @@ class Admission:
         running: RunningSequences,
         awaited_images: AwaitedImages,
     ) -> None:
-        self.most_short: int = config.max_num_batched_tokens // SHORT
+        self.most_short: int = config.max_num_batched_tokens // SHORT_PROMPT_DIVISOR
         self._config = config
         self._kv = kv
         self._waiting = waiting

@@ -35,8 +35,8 @@ class ImageGate(Protocol):
         """Release the images of a sequence; ids without images are ignored."""
         ...
 
-    def note_step(self, num_texts: int) -> None:
-        """Note that a step begins in which ``num_texts`` sequences decode."""
+    def note_step(self, num_decodes: int) -> None:
+        """Note that a step begins in which ``num_decodes`` sequences decode."""
         ...
 
 
@@ -57,7 +57,7 @@ class AwaitedImages:
         return len(self._held)
 
     @property
-    def is_all(self) -> bool:
+    def none_ready(self) -> bool:
         """Return whether sequences are waiting for images and none of them is ready."""
         return bool(self._held) and self._gate is not None and not self._gate.has_ready
 
@@ -93,10 +93,10 @@ class AwaitedImages:
                 self._held.remove(sequence)
                 self._wait(sequence)
 
-    def note_step(self, num_texts: int) -> None:
-        """Note that a step begins in which ``num_texts`` sequences decode."""
+    def note_step(self, num_decodes: int) -> None:
+        """Note that a step begins in which ``num_decodes`` sequences decode."""
         if self._gate is not None and self._held:
-            self._gate.note_step(num_texts)
+            self._gate.note_step(num_decodes)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop a sequence that ends, and release its images."""

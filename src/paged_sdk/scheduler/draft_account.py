@@ -9,16 +9,16 @@ from paged_sdk.scheduler.step_times import StepTimes
 
 __all__ = ["DraftAccount", "DraftBalance", "VerifiedDrafts"]
 
-START: Final = 1.5
+START_BALANCE: Final = 1.5
 """What drafts may lose before they have gained anything, in times of a step without drafts: a few attempts."""
-MOST: Final = 3.0
+MAX_BALANCE: Final = 3.0
 """Most gain that is kept, in times of a step without drafts, so that one text that suits drafts does not let the next
 one lose much. One step may lose all that is left: none takes more than four times as long as without drafts, so that
 streams do not stutter. Without the limit, 16 sequences drafted 112 tokens in a step of 0.84 s."""
-SHARE: Final = 0.01
+PLAIN_STEP_GAIN: Final = 0.01
 """Each step without drafts lets drafts lose this fraction of its time later. Together with the time for choosing
 drafts, speculation costs less than 2 %."""
-LATE: Final = 2.0
+MAX_DELAY_RATIO: Final = 2.0
 """A step's time counts up to this multiple of its expected time; anything beyond is an interruption, not the cost of
 drafts."""
 REFRESH: Final = 128
@@ -106,52 +106,52 @@ class DraftAccount:
             balance.claim((), 0.0)
 
     def note(
-        self, num_texts: int, verified: Sequence[VerifiedDrafts], seconds: float, drafting_seconds: float = 0.0
+        self, num_decodes: int, verified: Sequence[VerifiedDrafts], seconds: float, drafting_seconds: float = 0.0
     ) -> None:
         """Account for a step without prompts. To be called before its time is added to ``times``.
 
-        :param num_texts: how many sequences decoded
+        :param num_decodes: how many sequences decoded
         :param verified: the sequences that had drafts
         :param seconds: how long the step took, without proposing the drafts
         :param drafting_seconds: how long proposing them took
         """
         self._seconds += seconds + drafting_seconds
-        self._note(num_texts, verified, seconds)
+        self._note(num_decodes, verified, seconds)
         self.count(verified)
 
-    def _note(self, num_texts: int, verified: Sequence[VerifiedDrafts], seconds: float) -> None:
+    def _note(self, num_decodes: int, verified: Sequence[VerifiedDrafts], seconds: float) -> None:
         if not verified:
             if self.needs_step_without:
-                self._times.forget(num_texts)
+                self._times.forget(num_decodes)
             self._seconds_without += seconds
             self._num_since_plain = 0
             for balance in self._balances:
-                balance.add(SHARE)
+                balance.add(PLAIN_STEP_GAIN)
             return
         self._has_verified = True
         num_drafts = sum(each.num_drafts for each in verified)
         num_forced = sum(each.num_forced for each in verified)
         num_guesses = num_drafts - num_forced
         self._num_since_plain += num_guesses > 0
-        plain = self._times.nearest(num_texts)
+        plain = self._times.nearest(num_decodes)
         if not plain:  # unknown, or 0 by a coarse clock
             self._seconds_without += seconds
             return
-        self._seconds_without += (1 + sum(each.num_accepted for each in verified) / num_texts) * plain
+        self._seconds_without += (1 + sum(each.num_accepted for each in verified) / num_decodes) * plain
         if not num_guesses:
             return
-        spent = min(seconds, LATE * max(self._times.expected(num_texts + num_drafts), plain))
-        without = min(max(self._times.expected(num_texts + num_forced), plain), spent) if num_forced else plain
+        spent = min(seconds, MAX_DELAY_RATIO * max(self._times.expected(num_decodes + num_drafts), plain))
+        without = min(max(self._times.expected(num_decodes + num_forced), plain), spent) if num_forced else plain
         for balance in self._balances:
             own = [each for each in verified if each.seq_id in balance.seq_ids]
             num_own = sum(each.num_guesses for each in own)
             if not num_own:
-                balance.add(SHARE)
+                balance.add(PLAIN_STEP_GAIN)
                 continue
             # A draft model takes less than one step per draft: anything beyond was its prefill of a new sequence.
             drafting = min(balance.drafting_seconds, num_own * plain)
             lost = (spent - without) * num_own / num_guesses + drafting
-            balance.add(sum(each.num_right for each in own) / num_texts - lost / plain)
+            balance.add(sum(each.num_right for each in own) / num_decodes - lost / plain)
 
 
 class DraftBalance:
@@ -167,7 +167,7 @@ class DraftBalance:
         self.seq_ids: frozenset[int] = frozenset()
         self.drafting_seconds: float = 0.0
         self._account = account
-        self._left = START
+        self._left = START_BALANCE
 
     @property
     def left(self) -> float:
@@ -183,7 +183,7 @@ class DraftBalance:
 
     def start_anew(self) -> None:
         """Forget gains and losses."""
-        self._left = START
+        self._left = START_BALANCE
 
     def claim(self, seq_ids: Iterable[int], drafting_seconds: float) -> None:
         """Record which drafts of this proposer the next step may verify.
@@ -196,4 +196,4 @@ class DraftBalance:
 
     def add(self, gained: float) -> None:
         """Add a gain, in times of a step without drafts; negative for a loss."""
-        self._left = min(self._left + gained, MOST)
+        self._left = min(self._left + gained, MAX_BALANCE)

@@ -74,7 +74,7 @@ class RunningSequences:
         :returns: how many tokens there is capacity for; 0 if the sequence itself was the last by rank
         """
         while (
-            num_granted := sequence.whole_start(start + self._kv.grow(sequence.table, start, num_wanted)) - start
+            num_granted := sequence.chunk_end_before(start + self._kv.grow(sequence.table, start, num_wanted)) - start
         ) <= 0:
             last = self._sequences[-1]
             if last is sequence and sequence.num_in_flight:

@@ -9,7 +9,7 @@ from typing import Final
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from paged_sdk.kv.manager import KvManager
-from paged_sdk.scheduler.admission import SHORT, Admission
+from paged_sdk.scheduler.admission import SHORT_PROMPT_DIVISOR, Admission
 from paged_sdk.scheduler.awaited_images import AwaitedImages, ImageGate
 from paged_sdk.scheduler.draft_account import DraftAccount, VerifiedDrafts
 from paged_sdk.scheduler.output import NewTokens, ScheduledSequence, SchedulerOutput
@@ -77,7 +77,7 @@ class Scheduler:
     @property
     def is_stalled(self) -> bool:
         """Return whether all sequences wait for images, so that there is nothing to compute."""
-        return not self._running and not self._waiting and self._awaited_images.is_all
+        return not self._running and not self._waiting and self._awaited_images.none_ready
 
     @property
     def decoding(self) -> list[Sequence]:
@@ -312,12 +312,12 @@ class Scheduler:
             if num_wanted > 1:
                 if prompt_budget is None:
                     prompt_budget = self._prompt_budget(start)
-                    kept = min(self._admission.num_short_tokens(), prompt_budget // SHORT)
+                    kept = min(self._admission.num_short_tokens(), prompt_budget // SHORT_PROMPT_DIVISOR)
                 spared = 0 if num_wanted <= self._admission.most_short else kept
                 num_wanted = min(num_wanted, prompt_budget - spared, budget)
                 if num_wanted <= 0:
                     continue
-                num_wanted = sequence.whole_end(start + num_wanted) - start
+                num_wanted = sequence.chunk_end_after(start + num_wanted) - start
             table = sequence.table
             if start + num_wanted > table.capacity:
                 num_wanted = self._running.make_room(sequence, start, num_wanted)
@@ -359,10 +359,10 @@ class Scheduler:
             start, length = sequence.num_scheduled, len(sequence.token_ids)
             if pace is not None and not rows:
                 budget = min(budget, pace.tokens(seconds, start))
-            wanted = sequence.whole_end(start + min(budget, length - start)) - start
+            wanted = sequence.chunk_end_after(start + min(budget, length - start)) - start
             num_new = self._kv.grow(sequence.table, start, wanted)
             assert num_new > 0, f"{sequence} was admitted without room"
-            num_new = sequence.whole_start(start + num_new) - start
+            num_new = sequence.chunk_end_before(start + num_new) - start
             if num_new <= 0:
                 continue
             rows.append(_row(sequence, start, num_new))

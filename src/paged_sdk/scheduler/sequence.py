@@ -97,12 +97,7 @@ class Sequence:
         self.num_choices: int = request.num_choices
         self.first_scheduled_at: float | None = None
         self.is_long: bool = False
-        self.table: KvTable = KvTable(
-            request.cache_keys,
-            share=request.shares_prefix,
-            most_shared=request.most_shared,
-            hashes=request.block_hashes,
-        )
+        self.table: KvTable = KvTable(request.cache_keys, most_shared=request.most_shared, hashes=request.block_hashes)
         self.times_passed: int = 0
 
     def __repr__(self) -> str:
@@ -131,23 +126,23 @@ class Sequence:
         """Return how many tokens have been generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
-    def whole_end(self, end: int) -> int:
+    def chunk_end_after(self, end: int) -> int:
         """Return the end of a chunk that is planned to end at ``end``: moved behind an image or a bidirectional prompt,
         whose tokens have to be computed together, even if that exceeds the budget.
         """
         if self.request.is_bidirectional:
             return len(self.token_ids)
         media = self.request.media
-        return end if media is None else media.whole_end(end)
+        return end if media is None else media.chunk_end_after(end)
 
-    def whole_start(self, end: int) -> int:
+    def chunk_end_before(self, end: int) -> int:
         """Return the end of a chunk that has memory up to ``end``: moved before an image or bidirectional prompt that
         does not fit.
         """
         if self.request.is_bidirectional:
             return end if end == len(self.token_ids) else 0
         media = self.request.media
-        return end if media is None else media.whole_start(end)
+        return end if media is None else media.chunk_end_before(end)
 
     def fork(self, choice_index: int, table: KvTable) -> Sequence:
         """Return another choice of the same request, with a copy of the tokens so far and its own table."""

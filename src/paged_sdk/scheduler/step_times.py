@@ -11,11 +11,11 @@ __all__ = ["NUM_SAMPLES", "StepTimes", "size_of"]
 
 NUM_SAMPLES: Final = 9
 """A step time is the median of this many samples, so that a single interrupted step does not count."""
-UNKNOWN: Final = 4
+EXTRAPOLATED_TOKENS: Final = 4
 """The time of a step can be guessed for at most this many tokens more than were ever measured, or twice as many.
 Without this bound, 16 sequences drafted 96 tokens in their first step with drafts, which took as long as eight
 without."""
-LASTS: Final = 128
+MAX_AGE: Final = 128
 """A time that was not measured again in this many steps is forgotten: other programs may have slowed it down. With 512,
 a few steps measured on a busy machine kept edits at 3 drafts per step, 2.8 times the rate without drafts instead of
 3.6."""
@@ -50,7 +50,7 @@ class StepTimes:
         self._curve = None
         self._num_steps += 1
         self._noted_at[size] = self._num_steps
-        if self._num_steps % LASTS == 0:
+        if self._num_steps % MAX_AGE == 0:
             self._forget_old()
 
     def forget(self, num_tokens: int) -> None:
@@ -97,12 +97,12 @@ class StepTimes:
             if num_tokens <= next_size:
                 return seconds + (next_seconds - seconds) / (next_size - size) * (num_tokens - size)
             size, seconds = next_size, next_seconds
-        if num_tokens > max(2 * size, size + UNKNOWN):
+        if num_tokens > max(2 * size, size + EXTRAPOLATED_TOKENS):
             return math.inf
         # Each further token takes about the average time per token so far. The slope of the last ones says less: matrix
         # products process rows in tiles, so the fifth row may take as long as all before it, and the next three
         # nothing.
-        guessed = seconds / (size + UNKNOWN)
+        guessed = seconds / (size + EXTRAPOLATED_TOKENS)
         slope = max((seconds - first_seconds) / (size - first), guessed / 2) if size > first else guessed
         return seconds + slope * (num_tokens - size)
 
@@ -119,5 +119,5 @@ class StepTimes:
 
     def _forget_old(self) -> None:
         for size, noted_at in list(self._noted_at.items()):
-            if noted_at <= self._num_steps - LASTS:
+            if noted_at <= self._num_steps - MAX_AGE:
                 del self._noted_at[size], self._seconds[size]

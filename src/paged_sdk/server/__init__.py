@@ -1,7 +1,9 @@
-"""Serve models over HTTP, with OpenAI's and Anthropic's APIs: an application to mount or to run::
+"""Serves models over HTTP with OpenAI's and Anthropic's APIs, as an ASGI application to run or mount::
 
-app = create_app(model)
-uvicorn.run(app)
+    app = create_app(model)
+    uvicorn.run(app)
+
+``ServerSettings`` has its settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Load and unload adapters by request, from one folder alone."""
+"""Loads and unloads adapters on request, only from one folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from paged_sdk import InvalidRequestError
-from paged_sdk.server.answers import read_body
+from paged_sdk.server.bodies import read_body
 from paged_sdk.server.drain import Drain
 from paged_sdk.server.served_models import Served, ServedModels
 from paged_sdk.server.settings import ServerSettings
@@ -25,9 +25,9 @@ MAX_BODY_BYTES: Final = 1 << 16
 
 @frozen(kw_only=True)
 class AdapterRoutes:
-    """Changes which adapters are loaded.
+    """Serves the endpoints that load and unload adapters.
 
-    Requests of an adapter that is unloaded finish first.
+    Running requests of an adapter finish before it is unloaded.
     """
 
     models: ServedModels
@@ -38,7 +38,7 @@ class AdapterRoutes:
         """Load an adapter.
 
         :raises ProblemError: no folder is configured
-        :raises PagedError: it is not in the folder, its name is taken, or it cannot be read
+        :raises PagedError: the adapter is not in the folder, its name is taken, or its files are invalid
         """
         body = await read_body(request, LOAD_ADAPTER.read, MAX_BODY_BYTES, self.drain)
         path = self._path(body["lora_path"])
@@ -69,14 +69,14 @@ class AdapterRoutes:
         return self.settings.adapter_folder
 
     def _path(self, given: str) -> Path:
-        """Return where an adapter is, if that is in the folder."""
+        """Return an adapter's path, which must be within the folder."""
         folder = self._folder().resolve()
         try:
             path = (folder / given).resolve()
             is_there = path != folder and path.is_relative_to(folder) and path.exists()
-        except (OSError, ValueError):  # a name that no file system has
+        except (OSError, ValueError):  # a name that no file system allows
             is_there = False
-        if not is_there:  # whether there is a file elsewhere is nobody's business
+        if not is_there:  # the same error for every path outside: clients must not learn which files exist
             raise InvalidRequestError.of("lora_path", given, "the path of an adapter within the server's folder")
         return path
 

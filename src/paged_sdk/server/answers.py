@@ -1,20 +1,18 @@
-"""Answer requests for text: whole, or as server-sent events."""
+"""Answers requests that generate text: whole, or as server-sent events."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
-import anyio
 from attrs import frozen
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
 
+from paged_sdk.server.bodies import read_body
+from paged_sdk.server.disconnect import CLIENT_DISCONNECTED, unless_client_disconnects
 from paged_sdk.server.drain import Drain
-from paged_sdk.server.errors import problem_for
-from paged_sdk.server.front import HUNG_UP
+from paged_sdk.server.event_stream import EventStream
 from paged_sdk.server.image_urls import ImageUrls
 from paged_sdk.server.metrics import Metrics
 from paged_sdk.server.record import RequestRecord
@@ -22,33 +20,20 @@ from paged_sdk.server.served_models import ServedModels
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.server.threads import in_thread
 from paged_sdk.server.tracing import RequestSpan
-from paged_sdk.wire.body import read_json
-from paged_sdk.wire.call import Answer, AnswerStream, Call, EventWriter
-from paged_sdk.wire.problem import Problem, ProblemError
+from paged_sdk.wire.call import Answer, Call
 
-__all__ = ["Answers", "read_body", "unless_client_leaves"]
+__all__ = ["Answers"]
 
-T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=Answer)
 ChunkT = TypeVar("ChunkT")
-
-LARGE_BODY: Final = 1 << 16
-"""Reading JSON of this length takes a millisecond; longer bodies are read in a thread."""
-
-
-BODY_SECONDS: Final = 30.0
-SLOWEST_BODY: Final = 16 << 10
-"""A body may take so many seconds, and one more for so many bytes: who is slower holds a place that others want."""
-CUT_OFF_SECONDS: Final = 0.5
-"""How long a client may take to hear that its stream is cut off: the server ends a second later."""
 
 
 @frozen(kw_only=True)
 class Answers(Generic[AnswerT, ChunkT]):
     """Answers one API's requests.
 
-    :ivar operation: what OpenTelemetry calls it
-    :ivar read: returns what a body asks for
+    :ivar operation: OpenTelemetry's name of the operation
+    :ivar read: parses a body
     """
 
     operation: str
@@ -62,10 +47,11 @@ class Answers(Generic[AnswerT, ChunkT]):
     async def answer(self, request: Request) -> Response:
         """Answer one request.
 
-        :raises PagedError: the model refuses it, or fails; ``ProblemError`` likewise
+        :raises PagedError: the model refuses the request, or fails; ``ProblemError`` if the body cannot be read
         """
         call = await read_body(request, self.read, self.settings.max_body_bytes, self.drain, images=self.images)
         served = self.models.find(call.model)
+        call = call.with_defaults(served.model)
         record = RequestRecord.of(request.scope)
         record.model, record.adapter, record.label = served.name, served.adapter, call.label
         record.is_streamed, record.names = call.is_streamed, call.names
@@ -90,7 +76,7 @@ class Answers(Generic[AnswerT, ChunkT]):
                     self.drain,
                     keep_alive=self.settings.keep_alive,
                 )
-            answer = await unless_client_leaves(request, collect)
+            answer = await unless_client_disconnects(request, collect)
             if answer is not None:
                 note(answer)
         except BaseException as error:
@@ -98,200 +84,5 @@ class Answers(Generic[AnswerT, ChunkT]):
             raise
         span.end()
         if answer is None:
-            return Response(status_code=HUNG_UP)
+            return Response(status_code=CLIENT_DISCONNECTED)
         return await in_thread(lambda: JSONResponse(call.response(answer)))
-
-
-async def read_body(
-    request: Request, read: Callable[[object], T], limit: int, drain: Drain, *, images: ImageUrls | None = None
-) -> T:
-    """Return what the body of a request says.
-
-    :param limit: bytes that it may have
-    :param images: fetches those that it names
-    :raises ProblemError: it is too long, takes too long to come, or is no JSON by its type; or the server ends before
-        it has come
-    :raises PagedError: it says something that cannot be done
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # a browser lets any web page send other types
-        message = f"the body's type is {kind[:100] or 'not given'}: expected the header Content-Type: application/json"
-        raise ProblemError(Problem(status=415, message=message, code="unsupported_media_type"))
-    data = await _data(request, limit, drain)
-    if images is not None and images.hosts:
-        value = await images.fill(await in_thread(lambda: read_json(data)))
-        return await in_thread(lambda: read(value))
-    return read(read_json(data)) if len(data) < LARGE_BODY else await in_thread(lambda: read(read_json(data)))
-
-
-async def _data(request: Request, limit: int, drain: Drain) -> bytes:
-    pieces, length = [], 0
-    said = request.headers.get("content-length", "")
-    if said.isascii() and said.isdecimal() and int(said) > limit:  # before the client has sent it
-        raise _too_long(limit)
-    start = anyio.current_time()
-    try:
-        with drain.coming() as scope:
-            scope.deadline = start + BODY_SECONDS
-            async for piece in request.stream():
-                length += len(piece)
-                if length > limit:
-                    raise _too_long(limit)
-                pieces.append(piece)
-                scope.deadline = start + BODY_SECONDS + length / SLOWEST_BODY
-    except ClientDisconnect:
-        raise ProblemError(Problem(status=HUNG_UP, message="the client has hung up")) from None
-    if scope.cancelled_caught and drain.has_begun:
-        raise ProblemError(drain.refusal)
-    if scope.cancelled_caught:
-        message = f"of the body {length} bytes came in {anyio.current_time() - start:.0f} s, and then no more"
-        raise ProblemError(Problem(status=408, message=message, code="timeout", headers={"Connection": "close"}))
-    return b"".join(pieces)
-
-
-def _too_long(limit: int) -> ProblemError:
-    """Return the problem of a body that is too long. The connection stays: whoever ends one that somebody still sends
-    on resets it, and many a client loses the answer by that. The rest of the body is thrown away as it comes.
-    """
-    return ProblemError(Problem(status=413, message=f"the body is longer than {limit} bytes", code="body_too_large"))
-
-
-async def unless_client_leaves(request: Request, work: Callable[[], Awaitable[T]]) -> T | None:
-    """Do something for a client; None if it hangs up meanwhile. What is canceled is ended in the model too."""
-    result: T | None = None
-    error: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_cancel_when_client_leaves, request.receive, tasks.cancel_scope)
-        try:
-            result = await work()
-        except Exception as exception:  # out of the task group as it is, not in an ExceptionGroup
-            error = exception
-        tasks.cancel_scope.cancel()
-    if error is not None:
-        raise error
-    return result
-
-
-async def _cancel_when_client_leaves(receive: Receive, scope: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
-
-
-class EventStream(Response, Generic[AnswerT, ChunkT]):
-    """Sends an answer as events. When the client hangs up, the answer is ended.
-
-    What is wrong with a request shows before its first chunk, while there can still be a status: it is raised. A
-    client that reads slowly gets less often more: the stream keeps what it has not read.
-
-    :param note: takes in the whole answer
-    :param end: is told when there is no more to send, and what went wrong, if anything did
-    :param record: takes what there was of an answer that a client has left
-    :param drain: says whether it is cut off because the server ends
-    :param keep_alive: seconds without an event after which a comment is sent
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self,
-        stream: AnswerStream[AnswerT, ChunkT],
-        writer: EventWriter[AnswerT, ChunkT],
-        note: Callable[[AnswerT], None],
-        end: Callable[[Exception | None], None],
-        record: RequestRecord,
-        drain: Drain,
-        *,
-        keep_alive: float,
-    ) -> None:
-        # Buffers on the way, such as nginx's, would hold events back.
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._stream = stream
-        self._writer = writer
-        self._note = note
-        self._end = end
-        self._keep_alive = keep_alive
-        self._record = record
-        self._drain = drain
-        self._one_at_a_time = anyio.Lock(fast_acquire=True)
-        self._before = ""  # the events that a stream begins with, until they are sent
-        self._has_begun = False
-        self._has_ended = False
-        self._failure: Exception | None = None
-        self._last_sent = time.monotonic()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error: Exception | None = None
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_cancel_when_client_leaves, receive, tasks.cancel_scope)
-                tasks.start_soon(self._comment, send)
-                try:
-                    await self._answer(send)
-                except Exception as exception:
-                    error = exception
-                tasks.cancel_scope.cancel()
-        finally:
-            if self._drain.is_over and self._has_begun and not self._has_ended:
-                await self._cut_off(send)
-            if self._has_begun and self._record.usage is None:  # the client has left, or it has failed
-                self._record.take(self._stream.response_so_far())
-            self._end(error or self._failure)
-        if error is not None:
-            raise error
-
-    async def _answer(self, send: Send) -> None:
-        async with self._stream:
-            self._before = self._writer.begin(self._stream.response_so_far())
-            try:
-                while True:
-                    try:
-                        chunk = await self._stream.__anext__()
-                    except StopAsyncIteration:
-                        break
-                    if events := self._with_beginning(self._writer.chunk(chunk)):
-                        await self._send(send, events)
-                answer = self._stream.response_so_far()
-                last = self._writer.end(answer)
-                self._note(answer)
-            except Exception as error:
-                if not self._has_begun:
-                    raise
-                self._failure = error
-                problem = problem_for(error, self._record.request_id, self._record.names)
-                self._record.error = problem.code or problem.type
-                last = self._writer.failed(problem)
-            await self._send(send, self._with_beginning(last), more=False)
-
-    async def _cut_off(self, send: Send) -> None:
-        """Say that no more comes, if the client reads that soon."""
-        problem = self._drain.interruption
-        self._failure = ProblemError(problem)
-        self._record.error = problem.code
-        with anyio.move_on_after(CUT_OFF_SECONDS, shield=True):
-            await self._send(send, self._with_beginning(self._writer.failed(problem)), more=False)
-
-    def _with_beginning(self, events: str) -> str:
-        """Return events after those that every stream begins with, unless it has: comments are none."""
-        before, self._before = self._before, ""
-        return before + events
-
-    async def _comment(self, send: Send) -> None:
-        while True:
-            left = self._last_sent + self._keep_alive - time.monotonic()
-            if left > 0:
-                await anyio.sleep(left)
-            else:
-                await self._send(send, ": still here\n\n")
-
-    async def _send(self, send: Send, text: str, *, more: bool = True) -> None:
-        async with self._one_at_a_time:
-            if self._has_ended:  # a comment has waited while a slow client took the end
-                return
-            self._has_ended = not more
-            self._last_sent = time.monotonic()
-            if not self._has_begun:
-                self._has_begun = True
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": text.encode(), "more_body": more})

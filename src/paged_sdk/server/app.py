@@ -1,4 +1,4 @@
-"""Make the application that serves models."""
+"""Assembles the ASGI application that serves models."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from paged_sdk.server.answers import Answers
 from paged_sdk.server.chat_page import PAGE_ROUTES, ChatPage
 from paged_sdk.server.count_route import CountRoute
 from paged_sdk.server.drain import Drain
+from paged_sdk.server.embed_or_rank_route import EmbedOrRankRoute
 from paged_sdk.server.errors import problem_response
-from paged_sdk.server.front import Front
 from paged_sdk.server.image_urls import ImageUrls
 from paged_sdk.server.metrics import Metrics
 from paged_sdk.server.openapi import Operation, openapi_document
-from paged_sdk.server.reading_route import ReadingRoute
+from paged_sdk.server.request_middleware import RequestMiddleware
 from paged_sdk.server.served_models import ModelSource, ServedModels
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.wire.adapters import LOAD_ADAPTER, UNLOAD_ADAPTER
@@ -65,9 +65,9 @@ __all__ = ["ModelServer", "create_app"]
 class Api:
     """Describes an API that generates text.
 
-    :ivar operation: what OpenTelemetry calls it
-    :ivar read: returns what a body asks for
-    :ivar described: how the OpenAPI document has it
+    :ivar operation: OpenTelemetry's name of the operation
+    :ivar read: parses a body
+    :ivar described: the API's description in the OpenAPI document
     """
 
     operation: str
@@ -156,7 +156,7 @@ OTHERS: Final = (
 
 
 class _Route(Route):
-    """Says which route a request took, as Starlette does from 1.7 on: metrics and the log name it."""
+    """Puts itself into the request's scope, as Starlette does from 1.7 on, for the metrics and the log."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, of_route = super().matches(scope)
@@ -164,11 +164,11 @@ class _Route(Route):
 
 
 class ModelServer(Starlette):
-    """Is an ASGI application that serves models. Make one with :func:`create_app`.
+    """Serves models as an ASGI application. Create one with :func:`create_app`.
 
-    :ivar models: the models
-    :ivar settings: their server's settings
-    :ivar drain: refuses new requests once it has begun
+    :ivar models: the served models
+    :ivar settings: the server's settings
+    :ivar drain: tracks running requests, and refuses new ones during shutdown
     """
 
     def __init__(self, models: ServedModels, settings: ServerSettings) -> None:
@@ -183,10 +183,10 @@ class ModelServer(Starlette):
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-        front = Middleware(Front, settings=settings, drain=self.drain, metrics=metrics)
+        requests = Middleware(RequestMiddleware, settings=settings, drain=self.drain, metrics=metrics)
         images = ImageUrls(settings.image_hosts, settings.max_body_bytes)
         answers = partial(Answers, models=models, metrics=metrics, settings=settings, images=images, drain=self.drain)
-        reading = partial(ReadingRoute, models=models, settings=settings, drain=self.drain)
+        embed_or_rank = partial(EmbedOrRankRoute, models=models, settings=settings, drain=self.drain)
         counts = CountRoute(models=models, settings=settings, images=images, drain=self.drain)
         adapters = AdapterRoutes(models=models, settings=settings, drain=self.drain)
         page = ChatPage()
@@ -200,8 +200,12 @@ class ModelServer(Starlette):
                     )
                     for api in APIS
                 ),
-                _Route("/v1/embeddings", reading(operation="embeddings", read=read_embedding).answer, methods=["POST"]),
-                _Route("/v1/rerank", reading(operation="rerank", read=read_rerank).answer, methods=["POST"]),
+                _Route(
+                    "/v1/embeddings",
+                    embed_or_rank(operation="embeddings", read=read_embedding).answer,
+                    methods=["POST"],
+                ),
+                _Route("/v1/rerank", embed_or_rank(operation="rerank", read=read_rerank).answer, methods=["POST"]),
                 _Route("/v1/messages/count_tokens", counts.answer, methods=["POST"]),
                 _Route("/v1/models", self._list_models),
                 _Route("/v1/models/{model:path}", self._show_model),
@@ -213,14 +217,14 @@ class ModelServer(Starlette):
                 _Route("/metrics", self._show_metrics),
                 *(_Route(path, page.answer, include_in_schema=False) for path in PAGE_ROUTES if settings.page),
             ],
-            middleware=[cors, front] if settings.cors_origins else [front],
+            middleware=[cors, requests] if settings.cors_origins else [requests],
             exception_handlers={HTTPException: _http_problem},
             lifespan=ModelServer.lifespan,
         )
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette | None = None) -> AsyncIterator[None]:
-        """Open the models that are not open, and close these at the end.
+        """Open the models that are not open, and close them at the end.
 
         If the server is mounted in another application, use this as that application's lifespan.
         """
@@ -248,7 +252,7 @@ class ModelServer(Starlette):
 
     async def _health(self, request: Request) -> Response:
         failed = self.models.failed()
-        if failed:  # which only another process can mend
+        if failed:  # a dead engine needs a restart of the process
             return JSONResponse({"status": "failed", "models": failed}, status_code=503)
         return JSONResponse({"status": "ok"})
 
@@ -266,7 +270,7 @@ METRICS_TYPE: Final = "text/plain; version=0.0.4"
 
 
 def create_app(models: Model | Mapping[str, ModelSource], settings: ServerSettings | None = None) -> ModelServer:
-    """Make an application that serves models, to be run by an ASGI server or mounted in another application.
+    """Create an application that serves models, to be run by an ASGI server or mounted in another application.
 
     :param models: a model, under its own name; or models by name, each open, or a function that opens it when the
         application starts, such as a builder's ``build``
@@ -278,7 +282,7 @@ def create_app(models: Model | Mapping[str, ModelSource], settings: ServerSettin
 
 
 async def _http_problem(request: Request, error: Exception) -> Response:
-    """Answer requests that there is no path or method for."""
+    """Answer requests with an unknown path or method."""
     assert isinstance(error, HTTPException)
     message = error.detail
     if error.status_code == 404:

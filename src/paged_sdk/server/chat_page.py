@@ -1,4 +1,4 @@
-"""Serve the chat page: a few files, which run in a browser as they are."""
+"""Serves the chat page: static files, which need no build step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TYPES: Final[Mapping[str, str]] = {
 }
 PAGE_ROUTES: Final = ("/", "/page/{name}")
 PAGE_PATHS: Final = ("/", *(f"/page/{path.name}" for path in sorted(FOLDER.iterdir()) if path.suffix in TYPES))
-"""A browser asks for them before anybody could give it a key; they say nothing about the models."""
+"""Served without an API key: a browser loads them before its user can enter one. They say nothing about the models."""
 
 POLICY: Final = "; ".join(
     (
@@ -39,7 +39,9 @@ POLICY: Final = "; ".join(
         "trusted-types 'none'",
     )
 )
-"""What a model says can be a text alone, and nothing is asked of other servers, were the page wrong somewhere."""
+"""A second line of defence: even if the page had a bug, a model's output could not run as a script, and nothing could
+be sent to other servers.
+"""
 
 HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": POLICY,
@@ -52,7 +54,7 @@ HEADERS: Final[Mapping[str, str]] = {
 
 @frozen
 class ChatPage:
-    """Answers with the page's files, which it reads once."""
+    """Serves the page's files, which are read once."""
 
     _files: Mapping[str, bytes] = field(init=False)
 
@@ -61,9 +63,9 @@ class ChatPage:
         return {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in TYPES}
 
     async def answer(self, request: Request) -> Response:
-        """Return a file, or 304 where the browser has it.
+        """Return a file, or 304 if the browser has it.
 
-        :raises HTTPException: there is none of that name
+        :raises HTTPException: there is no such file
         """
         name = request.path_params.get("name", "index.html")
         data = self._files.get(name)

@@ -1,4 +1,4 @@
-"""Hold a connection to a client, and end those that keep the server waiting for a request."""
+"""Closes connections whose client does not send a request in time."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 __all__ = ["Connection"]
 
 HEAD_SECONDS: Final = 30.0
-"""A request's line and headers take one packet or two: who needs longer holds a place that others could have."""
+"""Time for a request's line and headers, which take a packet or two: slow clients would use up connections."""
 
 
 class Connection(H11Protocol):
-    """Is uvicorn's, which waits without an end for the first byte and for the rest of a request's headers.
+    """Adds a timeout to uvicorn's protocol, which waits forever for the first byte and the rest of a request's headers.
 
-    Of uvicorn's two it is h11's, also where httptools is installed, as Ray and ``uvicorn[standard]`` do: that one loses
-    the body of a request that offers HTTP/2, as all of Java's do, cuts streams into chunks for HTTP/1.0, which knows
-    none, and takes headers without a limit.
+    uvicorn has two protocols. This is always the one on h11, even if httptools is installed, as by Ray and
+    ``uvicorn[standard]``: the one on httptools loses the body of a request that offers HTTP/2, as all of Java's do,
+    sends chunked streams to HTTP/1.0 clients, which cannot read them, and accepts headers of any size.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._head_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature
         super().connection_made(transport)
         self._watch()
 
@@ -38,7 +38,7 @@ class Connection(H11Protocol):
         self._forget()
 
     def _watch(self) -> None:
-        """Have the timer run while a request is due whose headers are not all there."""
+        """Run the timer while the server waits for a request's headers, and stop it while a request is answered."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._forget()
         elif self._head_timer is None and not self.transport.is_closing():

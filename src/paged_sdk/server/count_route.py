@@ -1,4 +1,4 @@
-"""Count the tokens of conversations, which Anthropic's API has a path for."""
+"""Serves ``/v1/messages/count_tokens`` of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from attrs import frozen
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from paged_sdk.server.answers import read_body, unless_client_leaves
+from paged_sdk.server.bodies import read_body
+from paged_sdk.server.disconnect import CLIENT_DISCONNECTED, unless_client_disconnects
 from paged_sdk.server.drain import Drain
-from paged_sdk.server.front import HUNG_UP
 from paged_sdk.server.image_urls import ImageUrls
 from paged_sdk.server.record import RequestRecord
 from paged_sdk.server.served_models import ServedModels
@@ -20,7 +20,7 @@ __all__ = ["CountRoute"]
 
 @frozen(kw_only=True)
 class CountRoute:
-    """Counts tokens."""
+    """Counts the tokens of conversations."""
 
     models: ServedModels
     settings: ServerSettings
@@ -30,11 +30,11 @@ class CountRoute:
     async def answer(self, request: Request) -> Response:
         """Answer one request.
 
-        :raises PagedError: the conversation cannot be made tokens of; ``ProblemError`` likewise
+        :raises PagedError: the conversation cannot be tokenized; ``ProblemError`` if the body cannot be read
         """
         call = await read_body(request, read_count_tokens, self.settings.max_body_bytes, self.drain, images=self.images)
         served = self.models.find(call.model)
         record = RequestRecord.of(request.scope)
         record.model, record.adapter = served.name, served.adapter
-        count = await unless_client_leaves(request, lambda: served.model.count_tokens(call.request))
-        return Response(status_code=HUNG_UP) if count is None else JSONResponse({"input_tokens": count})
+        count = await unless_client_disconnects(request, lambda: served.model.count_tokens(call.request))
+        return Response(status_code=CLIENT_DISCONNECTED) if count is None else JSONResponse({"input_tokens": count})

@@ -1,4 +1,4 @@
-"""Knows which requests are under way, and whether more are taken."""
+"""Tracks running requests, and drains them on shutdown."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["Drain"]
 
 
 class Drain:
-    """Counts requests under way. Once it has begun, new ones are refused, and those that are not all there; once it is
-    over, those that are left end.
+    """Tracks running requests. Once draining has begun, new requests are refused, as are requests whose body is
+    incomplete. Once it is over, the remaining requests are canceled.
     """
 
     def __init__(self) -> None:
@@ -30,27 +30,27 @@ class Drain:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether requests under way are cut off."""
+        """Tell whether running requests have been cut off."""
         return self._is_over
 
     @property
     def in_flight(self) -> int:
-        """Return how many requests are under way."""
+        """Return the number of running requests."""
         return len(self._under_way)
 
     def begin(self) -> None:
-        """Refuse requests from now on. Idempotent."""
+        """Refuse new requests from now on. Idempotent."""
         self._has_begun = True
 
     def refuse_coming(self) -> None:
-        """Refuse the requests of which not all has come, which may take as long as their clients like. Called in their
-        event loop, from time to time once it has begun.
+        """Refuse the requests whose body is incomplete, since slow clients would delay the shutdown. Called in their
+        event loop, repeatedly once draining has begun.
         """
         for scope in self._coming:
             scope.cancel()
 
     def cut_off(self) -> int:
-        """Cancel the requests that are under way, and return how many these are. Called in their event loop."""
+        """Cancel the running requests, and return how many there are. Called in their event loop."""
         self.begin()
         self._is_over = True
         for scope in self._under_way:
@@ -59,7 +59,7 @@ class Drain:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count a request while it is under way, unless it is cut off before it is done."""
+        """Count a request as running within this context, which :meth:`cut_off` cancels."""
         with anyio.CancelScope() as scope:
             self._under_way.add(scope)
             try:
@@ -69,9 +69,9 @@ class Drain:
 
     @contextmanager
     def coming(self) -> Iterator[anyio.CancelScope]:
-        """Wait for a request's body, unless it is refused before that is there.
+        """Receive a request's body within this context, which :meth:`refuse_coming` cancels.
 
-        :returns: what is canceled then
+        :returns: the context's cancel scope
         """
         with anyio.CancelScope() as scope:
             self._coming.add(scope)
@@ -82,12 +82,12 @@ class Drain:
 
     @property
     def refusal(self) -> Problem:
-        """Return what a client is told that comes too late."""
+        """Return the error for a request that arrives after draining has begun."""
         return _problem("takes no more requests")
 
     @property
     def interruption(self) -> Problem:
-        """Return what a client is told whose request is cut off."""
+        """Return the error for a request that is cut off."""
         return _problem("did not finish this")
 
 

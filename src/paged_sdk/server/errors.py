@@ -1,4 +1,4 @@
-"""Answer with problems, each API in its own form."""
+"""Writes error responses, in each API's form."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ BODIES: Final[Mapping[str, Callable[[Problem], dict[str, Any]]]] = {
     "/v1/messages": anthropic_error,
     "/v1/responses": responses_error,
 }
-"""Maps the beginnings of paths to the form of errors there; elsewhere it is OpenAI's."""
+"""Maps prefixes of paths to their form of errors; all other paths have OpenAI's."""
 
 
 def path_of(scope: Scope) -> str:
-    """Return the path of a request below where the application is mounted."""
+    """Return a request's path relative to where the application is mounted."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", "")) or "/"
 
 
 def problem_response(scope: Scope, problem: Problem) -> Response:
-    """Return the answer to a request that has none."""
+    """Return the error response to a request."""
     path = path_of(scope)
     bodies = [body for prefix, body in BODIES.items() if path.startswith(prefix)]
     body = (bodies or [openai_error])[0](problem)
@@ -46,9 +46,10 @@ def problem_response(scope: Scope, problem: Problem) -> Response:
 
 
 def problem_for(error: Exception, request_id: str, names: Mapping[str, str]) -> Problem:
-    """Return what a client is told of an error, and log what the operator has to know of.
+    """Return what a client is told of an error, and log errors that concern the operator: unexpected exceptions and a
+    dead engine.
 
-    :param names: what the request calls fields that have other names in errors
+    :param names: maps names of fields in errors to their names in the request's API
     """
     problem = renamed(problem_of(error), names)
     if not isinstance(error, PagedError | ProblemError) or isinstance(error, EngineDeadError):

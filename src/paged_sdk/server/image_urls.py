@@ -1,4 +1,4 @@
-"""Fetch images that requests name by address, from hosts that the operator allows, before a body is read."""
+"""Fetches images that requests refer to by URL, from allowed hosts, before a body is parsed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -24,15 +25,16 @@ from paged_sdk import InvalidRequestError
 __all__ = ["ImageUrls"]
 
 MAX_BYTES: Final = 20 << 20
-"""A photograph of 48 megapixels has 12 MB as JPEG."""
+"""Maximum size of one image. A JPEG photograph of 48 megapixels has 12 MB."""
 MAX_IMAGES: Final = 32
 MAX_REDIRECTS: Final = 3
 SECONDS: Final = 10.0
+"""Time to fetch one image, with all lookups of hosts and all redirections."""
 THREADS: Final = 8
 PIECE: Final = 1 << 16
 NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 UNICAST: Final = ipaddress.IPv6Network("2000::/3")
-"""All that is assigned for hosts to be called by."""
+"""All assigned global unicast addresses of IPv6."""
 
 
 def _lower(names: Iterable[str]) -> frozenset[str]:
@@ -41,26 +43,26 @@ def _lower(names: Iterable[str]) -> frozenset[str]:
 
 @frozen
 class ImageUrls:
-    """Puts images in the place of their addresses. Without hosts nothing is fetched, and addresses are refused later.
+    """Replaces URLs of images by ``data:`` URLs. Without hosts, nothing is fetched; the SDK then refuses the URLs.
 
-    :ivar hosts: names of hosts, with a port if it is not that of HTTP or HTTPS; ``*``: any whose addresses are public,
-        so that nobody reaches the server's own network through it
-    :ivar max_bytes: what the images of one request may have together
+    :ivar hosts: allowed host names, with the port if it is not the scheme's default; ``*``: any host with a public
+        address, so that clients cannot reach the server's own network
+    :ivar max_bytes: maximum total size of one request's images
     """
 
     hosts: frozenset[str] = field(converter=_lower)
     max_bytes: int = 1 << 26
-    # Of their own: those that the SDK makes tokens in would else wait for strangers' hosts.
+    # A limiter of its own, so that slow hosts do not take threads from other work.
     _threads: anyio.CapacityLimiter = field(init=False, factory=lambda: anyio.CapacityLimiter(THREADS))
 
     async def fill(self, body: object) -> object:
-        """Fetch the images of a body's messages, and write them as ``data:`` URLs where their addresses are.
+        """Fetch the images of a body's messages, and replace their URLs in the body.
 
-        :raises InvalidRequestError: an address that is not allowed, or has no image
+        :raises InvalidRequestError: the URL's host is not allowed, or the image cannot be fetched
         """
         if not self.hosts:
             return body
-        found = [(part, key) for part, key in _addresses(body) if part[key].startswith(("http://", "https://"))]
+        found = [(part, key) for part, key in _url_places(body) if part[key].startswith(("http://", "https://"))]
         if len(found) > MAX_IMAGES:
             raise InvalidRequestError.of("image_url", f"{len(found)} images", f"at most {MAX_IMAGES} to fetch")
         left = self.max_bytes
@@ -74,13 +76,12 @@ class ImageUrls:
     def _fetch(self, address: str, limit: int) -> bytes:
         deadline = time.monotonic() + SECONDS
         for _ in range(MAX_REDIRECTS + 1):
-            left = max(deadline - time.monotonic(), 0.001)
             try:
                 url = urlsplit(address)
-                connection = self._connect(url, left)
+                connection = self._connect(url, deadline)
             except ValueError:
                 raise InvalidRequestError.of("image_url", address, "an address of an image") from None
-            timer = threading.Timer(left, connection.cut)
+            timer = threading.Timer(_left(deadline), connection.cut)
             timer.start()
             try:
                 path = (url.path or "/") + (f"?{url.query}" if url.query else "")
@@ -100,10 +101,10 @@ class ImageUrls:
                 connection.close()
         raise InvalidRequestError.of("image_url", address, f"at most {MAX_REDIRECTS} redirections")
 
-    def _connect(self, url: SplitResult, seconds: float) -> _Connection:
-        """Return a connection to a host that is allowed.
+    def _connect(self, url: SplitResult, deadline: float) -> _Connection:
+        """Return a connection to a URL's host, which connects when it is used.
 
-        :raises InvalidRequestError: it is not, or there is none
+        :raises InvalidRequestError: the host is not allowed, or does not resolve before the deadline
         """
         host = url.hostname or ""
         port = 443 if url.scheme == "https" else 80
@@ -112,17 +113,21 @@ class ImageUrls:
         if url.scheme not in ("http", "https") or (name not in self.hosts and not is_any):
             raise InvalidRequestError.of("image_url", url.geturl(), "a host that this server fetches images from")
         try:
-            found = socket.getaddrinfo(host, url.port or port, type=socket.SOCK_STREAM)
+            found = _resolve(host, url.port or port, _left(deadline))
+        except TimeoutError:
+            allowed = f"a host whose address is found within {SECONDS:g} s"
+            raise InvalidRequestError.of("image_url", url.geturl(), allowed) from None
         except OSError:
-            raise InvalidRequestError.of("image_url", url.geturl(), "a host that there is") from None
-        address = str(found[0][4][0])
-        if name not in self.hosts and not is_public(address):
+            raise InvalidRequestError.of("image_url", url.geturl(), "a host that exists") from None
+        if name not in self.hosts:
+            found = [address for address in found if is_public(address)]
+        if not found:
             raise InvalidRequestError.of("image_url", url.geturl(), "a host with a public address")
-        return _Connection(host, url.port or port, address, seconds, is_secure=url.scheme == "https")
+        return _Connection(host, url.port or port, found, deadline, is_secure=url.scheme == "https")
 
 
 def is_public(address: str) -> bool:
-    """Tell whether an address is one that anybody can reach; what stands for one of IPv4 is judged as that."""
+    """Tell whether an IP address is public. An IPv6 address that embeds an IPv4 address is judged by the latter."""
     judged = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(judged, ipaddress.IPv6Address):
         inner = judged.ipv4_mapped or judged.sixtofour
@@ -134,17 +139,50 @@ def is_public(address: str) -> bool:
     return judged.is_global and not judged.is_multicast
 
 
-class _Connection(http.client.HTTPConnection):
-    """Is a connection to the address that was judged: asked again, the name might stand for another."""
+def _left(deadline: float) -> float:
+    """Return the seconds until a deadline; at least a millisecond, because a timeout of 0 means not to wait at all."""
+    return max(deadline - time.monotonic(), 0.001)
 
-    def __init__(self, host: str, port: int, address: str, seconds: float, *, is_secure: bool) -> None:
-        super().__init__(host, port, timeout=seconds)
-        self._address = address
+
+def _resolve(host: str, port: int, seconds: float) -> list[str]:
+    """Return the IP addresses of a host.
+
+    The system's lookup has no timeout, so it gets a thread of its own, which is left to itself if it takes too long.
+
+    :raises TimeoutError: the lookup takes longer than ``seconds``
+    :raises OSError: there is no such host
+    """
+    lookup: Future[list[str]] = Future()
+
+    def look_up() -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            lookup.set_result([str(address[0]) for *_, address in found])
+        except Exception as error:  # raised by result()
+            lookup.set_exception(error)
+
+    threading.Thread(target=look_up, name="paged_sdk image host lookup", daemon=True).start()
+    return lookup.result(seconds)
+
+
+class _Connection(http.client.HTTPConnection):
+    """Connects to the first reachable one of the IP addresses that were checked: a second lookup of the name could
+    return others.
+    """
+
+    def __init__(self, host: str, port: int, addresses: Sequence[str], deadline: float, *, is_secure: bool) -> None:
+        super().__init__(host, port)
+        self._addresses = addresses
+        self._deadline = deadline
         self._is_secure = is_secure
+        self._is_cut = False
         self._held: socket.socket | None = None
 
     def connect(self) -> None:
-        self._held = self.sock = socket.create_connection((self._address, self.port), self.timeout)
+        self._held = self.sock = self._reach()
+        self.sock.settimeout(_left(self._deadline))
+        if self._is_cut:  # before there was a socket to shut down
+            raise TimeoutError
         if self._is_secure:
             secure = ssl.create_default_context().wrap_socket(
                 self.sock, server_hostname=self.host, do_handshake_on_connect=False
@@ -152,10 +190,28 @@ class _Connection(http.client.HTTPConnection):
             self._held = self.sock = secure
             secure.do_handshake()
 
+    def _reach(self) -> socket.socket:
+        """Connect to one of the addresses. Each gets an equal share of the time that is left.
+
+        :raises OSError: none can be reached
+        """
+        failure: OSError | None = None
+        for place, address in enumerate(self._addresses):
+            seconds = _left(self._deadline) / (len(self._addresses) - place)
+            try:
+                return socket.create_connection((address, self.port), seconds)
+            except OSError as error:
+                failure = error
+        assert failure is not None, "there is at least one address"
+        raise failure
+
     def cut(self) -> None:
-        """End whatever another thread waits for: a host that sends a byte now and then would else keep it for hours."""
+        """Shut the socket down, which ends another thread's wait on it. The socket's own timeout restarts with every
+        byte, so a slow host could hold the thread for hours.
+        """
+        self._is_cut = True
         if self._held is not None:
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # already closed
                 socket.socket.shutdown(self._held, socket.SHUT_RDWR)
 
 
@@ -166,13 +222,13 @@ def _read(answer: http.client.HTTPResponse, address: str, limit: int, deadline: 
         length += len(piece)
         if length > limit:
             raise InvalidRequestError.of("image_url", address, f"an image of at most {limit} bytes")
-    if time.monotonic() > deadline:  # it was cut
+    if time.monotonic() > deadline:  # the timer has cut the connection, so the data may be incomplete
         raise InvalidRequestError.of("image_url", address, f"an image that comes within {SECONDS:g} s")
     return b"".join(pieces)
 
 
-def _addresses(body: object) -> Iterator[tuple[dict[str, Any], str]]:
-    """Return where in the messages of a body, of any API, images' addresses are: the mapping, and the key."""
+def _url_places(body: object) -> Iterator[tuple[dict[str, Any], str]]:
+    """Return the places of images' URLs in a body of any API, as a mapping and a key of it."""
     given = body if isinstance(body, dict) else {}
     for message in [*_list(given.get("messages")), *_list(given.get("input"))]:
         for part in _list(message.get("content")) if isinstance(message, dict) else ():

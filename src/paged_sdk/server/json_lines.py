@@ -1,4 +1,4 @@
-"""Write log lines as JSON, for whatever collects them."""
+"""Writes log lines as JSON, for log collectors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_as_json() -> None:
-    """Write all log lines of the process to stderr as JSON: those of this package from level INFO on, others' from
+    """Write all log lines of the process to stderr as JSON: those of this package from level INFO on, all others from
     WARNING on.
     """
     handler = logging.StreamHandler(sys.stderr)

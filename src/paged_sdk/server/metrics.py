@@ -1,4 +1,4 @@
-"""Gives the figures of a server and its models to Prometheus."""
+"""Exports metrics of the server and its models to Prometheus."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ COUNTERS: Final[Mapping[str, str]] = {
     "accepted_tokens": "Drafts that were right.",
     "forced_tokens": "Generated tokens that were the only ones a constraint allowed.",
 }
-"""What of ``Model.stats()`` is shown: the names of its fields, and what they mean."""
+"""The exported fields of ``Model.stats()``, gauges and counters, with their descriptions."""
 
 
 class Metrics:
-    """Counts what is asked of a server, and shows that beside its models' own figures."""
+    """Counts requests, and exports the counts together with the models' statistics."""
 
     def __init__(self, models: ServedModels, drain: Drain) -> None:
         self._registry = CollectorRegistry()
@@ -69,27 +69,27 @@ class Metrics:
     def note_request(self, path: str, status: int, seconds: float) -> None:
         """Count a request.
 
-        :param path: of the route; empty: there was none
+        :param path: path of the matching route; empty: none matched
         """
         self._requests.labels(path or "other", str(status)).inc()
         self._seconds.labels(path or "other").observe(seconds)
 
     def note_answer(self, model: str, usage: Usage) -> None:
-        """Take in what an answer has cost."""
+        """Record an answer's latencies."""
         if usage.completion_tokens:
             self._first_token.labels(model).observe(usage.time_to_first_token_sec)
             self._queue.labels(model).observe(usage.queue_time_sec)
 
     def text(self) -> bytes:
-        """Return the figures in Prometheus's text form."""
+        """Return the metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
-    def _of_model(self, name: str, says: str) -> Histogram:
-        return Histogram(f"paged_sdk_{name}", says, ("model",), buckets=SECONDS, registry=self._registry)
+    def _of_model(self, name: str, description: str) -> Histogram:
+        return Histogram(f"paged_sdk_{name}", description, ("model",), buckets=SECONDS, registry=self._registry)
 
 
 class _ModelFigures(Collector):
-    """Reads models' figures when Prometheus asks for them."""
+    """Reads the models' statistics when Prometheus scrapes."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
@@ -97,14 +97,14 @@ class _ModelFigures(Collector):
 
     def collect(self) -> Iterable[Metric]:
         stats = {name: model.stats() for name, model in self._models.all.items()}
-        for field, says in GAUGES.items():
-            yield _filled(GaugeMetricFamily(f"paged_sdk_{field}", says, labels=["model"]), field, stats)
-        for field, says in COUNTERS.items():
-            yield _filled(CounterMetricFamily(f"paged_sdk_{field}", says, labels=["model"]), field, stats)
+        for field, description in GAUGES.items():
+            yield _filled(GaugeMetricFamily(f"paged_sdk_{field}", description, labels=["model"]), field, stats)
+        for field, description in COUNTERS.items():
+            yield _filled(CounterMetricFamily(f"paged_sdk_{field}", description, labels=["model"]), field, stats)
         yield from self._of_replicas()
 
     def _of_replicas(self) -> Iterable[Metric]:
-        """Return the same figures of each replica, and whether it runs, of the models that have several."""
+        """Return the same metrics per replica, and whether it runs, for models with several replicas."""
         replicas = {
             (name, str(number)): replica
             for name, model in self._models.all.items()
@@ -118,16 +118,16 @@ class _ModelFigures(Collector):
             up.add_metric(of, float(_runs(replica)))
         yield up
         for kind, named in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
-            for field, says in named.items():
-                family = kind(f"paged_sdk_replica_{field}", f"Of each replica: {says}", labels=labels)
+            for field, description in named.items():
+                family = kind(f"paged_sdk_replica_{field}", f"Of each replica: {description}", labels=labels)
                 for of, replica in replicas.items():
                     family.add_metric(of, getattr(replica.stats(), field))
                 yield family
 
 
 class _Numbers:
-    """Gives each replica of a model a number that no other gets, whichever of them come and go: by its place among
-    those that are left it would take over the counters of one that is gone.
+    """Numbers the replicas of a model. A number is never reused: with its index as label, a replica would continue the
+    counters of one that is gone.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class _Numbers:
         self._next = 0
 
     def of(self, replicas: Sequence[Model]) -> dict[int, Model]:
-        """Return replicas by their numbers; none of a model that has always been one."""
+        """Return replicas by their numbers; empty for a model that never had more than one."""
         for each in replicas:
             if each not in self._given:
                 self._given[each] = self._next

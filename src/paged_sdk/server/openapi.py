@@ -1,4 +1,4 @@
-"""Describe what is served as an OpenAPI document, from what reads the bodies, and the types of what is written."""
+"""Makes the OpenAPI document from the TypedDicts that check bodies and describe answers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ END: Final = "[DONE]"
 class Operation:
     """Describes one path.
 
-    :ivar answer: the type of the answer; None: it is no JSON
-    :ivar event: the type of the data of server-sent events, if the answer may be such
-    :ivar has_names: whether these have names: then the last one says that it is, elsewhere it is ``[DONE]``
-    :ivar body: reads what clients send; None: they send nothing
-    :ivar parameter: the part of the path that clients fill in
-    :ivar error: the type of its errors
-    :ivar unavailable: the type of the answer of status 503, if that is none of these
+    :ivar answer: type of the answer; None: plain text
+    :ivar event: type of the data of server-sent events, if the answer may be streamed
+    :ivar has_names: whether events have names; if not, the last event's data is ``[DONE]``
+    :ivar body: reader of the body; None: a GET request without a body
+    :ivar parameter: name of the path's parameter
+    :ivar error: type of errors
+    :ivar unavailable: type of the answer with status 503, if it is not ``error``
     """
 
     path: str
@@ -53,34 +53,34 @@ class Operation:
     error: Any = Error
     unavailable: Any = None
 
-    def describe(self, named: dict[str, Any]) -> dict[str, Any]:
-        """Return the operation as OpenAPI has it.
+    def describe(self, schemas: dict[str, Any]) -> dict[str, Any]:
+        """Return the operation's entry in the OpenAPI document.
 
-        :param named: takes the schemas of objects
+        :param schemas: collects the schemas of objects
         """
-        kinds = {"text/plain": {"schema": {"type": "string"}}} if self.answer is None else _json(self.answer, named)
+        kinds = {"text/plain": {"schema": {"type": "string"}}} if self.answer is None else _json(self.answer, schemas)
         if self.event is not None:
-            kinds["text/event-stream"] = {"schema": self._event(named)}
+            kinds["text/event-stream"] = {"schema": self._event(schemas)}
         responses: dict[str, Any] = {"200": {"description": "The answer.", "content": kinds}}
-        for status, says in ERRORS.items():
+        for status, description in ERRORS.items():
             kind = self.unavailable if status == 503 and self.unavailable else self.error
-            responses[str(status)] = {"description": says, "content": _json(kind, named)}
+            responses[str(status)] = {"description": description, "content": _json(kind, schemas)}
         responses["429"]["headers"] = {"Retry-After": {"schema": {"type": "string"}, "description": "Seconds."}}
         described: dict[str, Any] = {"summary": self.summary, "responses": responses}
         if self.body is not None:
-            content = {"application/json": {"schema": self.body.schema(named)}}
+            content = {"application/json": {"schema": self.body.schema(schemas)}}
             described["requestBody"] = {"required": True, "content": content}
         if self.parameter is not None:
             schema = {"type": "string", "minLength": 1}
             described["parameters"] = [{"name": self.parameter, "in": "path", "required": True, "schema": schema}]
         return {"get" if self.body is None else "post": described}
 
-    def _event(self, named: dict[str, Any]) -> dict[str, Any]:
-        """Return the schema of one event: its fields, of which the data is a text of JSON."""
+    def _event(self, schemas: dict[str, Any]) -> dict[str, Any]:
+        """Return the schema of one event: an object of its fields, whose ``data`` is a string of JSON."""
         data: dict[str, Any] = {
             "type": "string",
             "contentMediaType": "application/json",
-            "contentSchema": schema_of(self.event, named),
+            "contentSchema": schema_of(self.event, schemas),
         }
         fields: dict[str, Any] = {"data": data if self.has_names else {"anyOf": [data, {"const": END}]}}
         if self.has_names:
@@ -88,21 +88,21 @@ class Operation:
         return {"type": "object", "properties": fields, "required": sorted(fields), "additionalProperties": False}
 
 
-def _json(kind: Any, named: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema_of(kind, named)}}
+def _json(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema_of(kind, schemas)}}
 
 
 def openapi_document(operations: Iterable[Operation], *, needs_key: bool) -> dict[str, Any]:
     """Return the OpenAPI document of a server.
 
-    :param needs_key: whether clients have to send an API key
+    :param needs_key: whether clients must send an API key
     """
-    named: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "paged_sdk", "version": version("paged-sdk")},
-        "paths": {operation.path: operation.describe(named) for operation in operations},
-        "components": {"schemas": named},
+        "paths": {operation.path: operation.describe(schemas) for operation in operations},
+        "components": {"schemas": schemas},
     }
     if needs_key:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

@@ -1,4 +1,4 @@
-"""Hold what is known of one request in the end: the line of the log, the metrics and the span say it from here."""
+"""Collects what is known of one request, for its log line and metrics."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["RequestRecord"]
 
 KEY: Final = "paged_sdk.record"
 MAX_LABEL: Final = 256
-"""Characters of a label that are shown: the log is not to grow by whatever a client makes up."""
+"""Maximum characters of a label in the log, since clients choose labels."""
 
 
 class Ended(Protocol):
-    """Is one text of an answer."""
+    """Describes one choice of an answer."""
 
     @property
     def finish_reason(self) -> str: ...
 
 
 class HasUsage(Protocol):
-    """Is an answer."""
+    """Describes an answer."""
 
     @property
     def usage(self) -> Usage: ...
@@ -36,14 +36,14 @@ class HasUsage(Protocol):
 
 @define
 class RequestRecord:
-    """Takes in what happens to a request.
+    """Collects what happens to a request.
 
-    :ivar model: the model that was asked, without its adapter
-    :ivar label: for whom it was
-    :ivar names: what its body calls fields that have other names in errors
-    :ivar usage: what the answer has cost, or what there was of it
-    :ivar finish: why each text has ended
-    :ivar error: the code, or the kind, of what went wrong
+    :ivar model: name of the model, not of its adapter
+    :ivar label: the client's label for the end user
+    :ivar names: maps names of fields in errors to their names in the request's API
+    :ivar usage: usage of the answer, or of its part that was generated
+    :ivar finish: finish reason of each choice
+    :ivar error: the error's code, or its type if it has none
     """
 
     request_id: str
@@ -59,28 +59,28 @@ class RequestRecord:
 
     @classmethod
     def begin(cls, scope: Scope, request_id: str) -> RequestRecord:
-        """Begin the record of a request."""
+        """Start the record of a request, and put it into the request's scope."""
         record = cls(request_id, scope["method"])
         scope[KEY] = record
         return record
 
     @classmethod
     def of(cls, scope: Scope) -> RequestRecord:
-        """Return the record of a request that has begun."""
+        """Return the record in a request's scope."""
         record = scope[KEY]
         assert isinstance(record, RequestRecord)
         return record
 
     def take(self, answer: HasUsage) -> None:
-        """Take in an answer, or what there is of it: a text that has not ended is canceled."""
+        """Take usage and finish reasons of an answer, which may be partial: unfinished choices count as canceled."""
         self.usage = answer.usage
         choices: Sequence[Ended] = getattr(answer, "choices", ())
         self.finish = tuple(choice.finish_reason for choice in choices)
 
     def log(self, route: str, status: int, seconds: float) -> None:
-        """Write the request's line, whose fields a formatter finds in ``record.fields``.
+        """Write the request's log line; formatters find its fields in ``record.fields``.
 
-        :param route: the path; empty: there is none
+        :param route: path of the matching route; empty: none matched
         """
         label = None if self.label is None else self.label[:MAX_LABEL]
         fields: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Run the application on a socket until the process is told to end."""
+"""Runs the application on a socket until a signal ends the process."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ __all__ = ["allow_connections", "is_loopback", "listen", "run"]
 
 BACKLOG: Final = 2048
 KEEP_ALIVE_SECONDS: Final = 60
-"""Clients keep connections for 5 seconds, OpenAI's among them: one that ends them as soon cuts requests off."""
+"""Clients, OpenAI's among them, reuse idle connections for 5 seconds. The server must keep them longer, or it closes
+some just as a request is sent.
+"""
 MAX_OPEN_FILES: Final = 65536
 SILENCE: Final[Mapping[str, int]] = {
-    "TCP_KEEPIDLE": 60,  # seconds without a sign of the client, after which the system asks for one,
-    "TCP_KEEPINTVL": 15,  # this often,
-    "TCP_KEEPCNT": 4,  # and so many times; and
-    "TCP_USER_TIMEOUT": 300_000,  # milliseconds in which it takes nothing of what was sent
+    "TCP_KEEPIDLE": 60,  # seconds without packets from the client before the first probe
+    "TCP_KEEPINTVL": 15,  # seconds between probes
+    "TCP_KEEPCNT": 4,  # probes without an answer before the connection is closed
+    "TCP_USER_TIMEOUT": 300_000,  # milliseconds that sent data may stay unacknowledged
 }
-"""A client whose machine is gone, or that never reads, holds its connection no longer than this. Not every system has
-all of these.
+"""Socket options that close connections of clients that are gone or never read. Options that the system does not have
+are skipped.
 """
 GRACE_SECONDS: Final = 1
-"""Connections whose requests were given time already get so long to close."""
+"""How long connections may take to close once requests have been drained."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that takes connections; 0 as a port is any that is free. The host ``::`` is every address, those
-    of IPv4 too.
+    """Return a socket that listens on a host and port. Port 0 selects a free port; host ``::`` listens on all
+    addresses, IPv4 included.
 
-    :raises OSError: there is no such host, or the port is taken
+    :raises OSError: unknown host, or the port is taken
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     takes_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     listener = socket.create_server((address[0], port), family=family, backlog=BACKLOG, dualstack_ipv6=takes_both)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit all of it
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit these options
     for name, value in SILENCE.items():
         if hasattr(socket, name):
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -50,7 +52,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def allow_connections() -> None:
-    """Let the process hold as many connections as the system allows it: by default it is 1,024 open files."""
+    """Raise the process's limit of open files, by default 1,024, to the system's hard limit or 65,536."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -62,19 +64,19 @@ def allow_connections() -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine alone, for others cannot reach it.
+    """Tell whether all addresses of a host are loopback addresses, which other machines cannot reach.
 
-    :raises OSError: there is no such host
+    :raises OSError: unknown host
     """
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
 
 
 async def run(app: ModelServer, listener: socket.socket, on_start: Callable[[], None] = lambda: None) -> int:
-    """Serve until SIGTERM or Ctrl-C, then let requests under way finish and refuse others. A second signal ends it at
-    once.
+    """Serve until SIGTERM or Ctrl-C, then refuse new requests and let running ones finish. A second signal cuts these
+    off at once.
 
-    :param on_start: called when requests are answered and signals are heeded
+    :param on_start: called once the server accepts requests and handles signals
     :returns: how many requests were cut off
     """
     config = uvicorn.Config(
@@ -93,9 +95,10 @@ async def run(app: ModelServer, listener: socket.socket, on_start: Callable[[], 
 
 
 class _DrainingServer(uvicorn.Server):
-    """Ends in two steps: connections are taken, and their requests refused, until those under way have finished.
+    """Drains before it shuts down: it accepts connections and refuses their requests until the running ones have
+    finished.
 
-    :ivar cut_off: requests that had not finished in time
+    :ivar cut_off: how many requests did not finish in time
     """
 
     def __init__(self, config: uvicorn.Config, app: ModelServer, on_start: Callable[[], None]) -> None:

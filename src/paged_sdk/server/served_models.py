@@ -1,4 +1,4 @@
-"""Find models, and adapters of theirs, by the names that clients have for them."""
+"""Finds models and adapters by the names that clients use."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from paged_sdk.wire.problem import Problem, ProblemError
 __all__ = ["ModelSource", "Served", "ServedModels"]
 
 LOADING_SECONDS: Final = 5
-"""When to ask again for a model that is loading: it takes seconds or minutes."""
+"""``Retry-After`` for a model that is loading, which takes seconds or minutes."""
 
 ModelSource: TypeAlias = Model | Callable[[], AbstractAsyncContextManager[Model]]
-"""A model that somebody else closes, or what opens one, such as a builder's ``build``."""
+"""An open model, which its owner closes, or a function that opens one, such as a builder's ``build``."""
 
 
 @frozen(kw_only=True)
 class Served:
-    """Is what a name stands for.
+    """Holds the model, and the adapter if any, that a name refers to.
 
-    :ivar name: the model's, without its adapters
+    :ivar name: the model's name
     """
 
     name: str
@@ -35,9 +35,9 @@ class Served:
 
 
 class ServedModels:
-    """Holds the models of a server. Those that it opens are closed with it.
+    """Holds the models of a server. Models that the server opens are closed with it.
 
-    :param sources: models by name
+    :param sources: models by name, open or to be opened
     """
 
     def __init__(self, sources: Mapping[str, ModelSource]) -> None:
@@ -68,7 +68,7 @@ class ServedModels:
         return self._models
 
     def failed(self) -> list[str]:
-        """Return the names of models that answer no more."""
+        """Return the names of models whose engine has stopped."""
         names = []
         for name, model in self._models.items():
             try:
@@ -79,7 +79,7 @@ class ServedModels:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Open the models that are not open yet, one after the other, and close these in the end."""
+        """Open the models that are not open yet, one after the other, and close them at the end."""
         async with AsyncExitStack() as stack:
             opened = []
             for name, source in self._sources.items():
@@ -94,7 +94,7 @@ class ServedModels:
                     del self._models[name]
 
     def cards(self) -> list[ModelCard]:
-        """Return what can be asked, each model before its adapters."""
+        """Describe all open models and their adapters, each model before its adapters."""
         cards = []
         for name, model in self._models.items():
             card = ModelCard(
@@ -110,17 +110,17 @@ class ServedModels:
         return cards
 
     def find(self, name: str, *, param: str = "model") -> Served:
-        """Return what a name stands for. Models come before adapters of the same name.
+        """Find a model or an adapter by name. Models take precedence over adapters of the same name.
 
-        :param param: the field that says the name
-        :raises ProblemError: nothing, or what is not open yet
+        :param param: the field that holds the name, for errors
+        :raises ProblemError: unknown name, or models are still loading
         """
         if name in self._models:
             return Served(name=name, model=self._models[name])
         for model_name, model in self._models.items():
             if name in model.adapters:
                 return Served(name=model_name, model=model, adapter=name)
-        if not self.are_ready:  # it may be one of those, or an adapter of theirs
+        if not self.are_ready:  # the name may be that of a loading model, or of its adapter
             raise ProblemError(
                 Problem(
                     status=503,

@@ -1,4 +1,4 @@
-"""Hold a server's settings."""
+"""Defines the server's settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 SAMPLING: Final = BodyReader(SamplingDefaults)
 MAX_BODY_BYTES = 64 << 20
-"""A dozen photographs as data URLs, or a text of ten million tokens."""
+"""Default limit: a dozen photographs as data URLs, or a text of ten million tokens."""
 
 
 def _texts(value: Iterable[str]) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ def _are_origins(instance: object, attribute: Attribute[Any], value: tuple[str, 
 
 
 def _origin(address: str) -> str:
-    """Return the origin of a page as browsers write it; empty: it has none."""
+    """Return the origin of an address as browsers write it; empty if it has none."""
     try:
         parts = urlsplit(address)
         port, host = parts.port, parts.hostname
@@ -127,7 +127,11 @@ class ServerSettings:
             raise ConfigError.of(field_name, error.value, error.allowed) from None
 
     def reader(self, body: BodyReader[Any], read: Callable[[object], T]) -> Callable[[object], T]:
-        """Return what reads bodies, with the sampling that they leave open filled in."""
+        """Wrap a parser of bodies so that sampling fields that a body leaves unset get the server's defaults.
+
+        :param body: describes the fields that the API has
+        :param read: parses a body
+        """
         known = {name: value for name, value in self.sampling.items() if name in body.names and value is not None}
 
         def filled(value: object) -> T:

@@ -1,4 +1,4 @@
-"""Run what would hold up the event loop for milliseconds in threads."""
+"""Runs functions that would block the event loop for milliseconds in threads."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["in_thread"]
 T = TypeVar("T")
 
 MOST_THREADS: Final = 40
-"""In one event loop so many run at a time, beside as many that anyio gives an application."""
-# They belong to the event loop, as anyio's own do.
+"""Threads at a time per event loop, in addition to anyio's own 40, which the application uses."""
+# Per event loop, as anyio's default limiter.
 _limiter: Final[RunVar[anyio.CapacityLimiter]] = RunVar("paged_sdk.server.threads")
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Run a function in a thread that is none of the application's 40: all of these may be waiting for an answer of
-    this server, where it is part of an application.
+    """Run a function in a thread that does not count towards anyio's default limit of 40. If the server is mounted in
+    an application, all of those threads may be waiting for answers of this server.
     """
     limiter = _limiter.get(None)
     if limiter is None:

@@ -1,4 +1,4 @@
-"""Describe requests to OpenTelemetry, where it is installed, by its conventions for generative AI."""
+"""Traces requests with OpenTelemetry, if installed, by its semantic conventions for generative AI."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ INSTRUMENT: Final = "paged_sdk.server"
 
 
 class RequestSpan:
-    """Follows one request from its body to the end of its answer. Without OpenTelemetry it does nothing.
+    """Traces one request from its parsed body to the end of its answer. Does nothing without OpenTelemetry.
 
     :param operation: "chat", "text_completion", "embeddings" or "rerank"
-    :param model: the name that the client asks
-    :param headers: of the request, which may say what it is a part of
+    :param model: the model's name in the request
+    :param headers: the request's headers, which may hold the context of a trace
     """
 
     def __init__(self, operation: str, model: str, headers: Mapping[str, str]) -> None:
@@ -43,10 +43,10 @@ class RequestSpan:
     def note_answer(
         self, model: str, usage: Usage, answer_id: str | None = None, *, finish: tuple[str, ...] = ()
     ) -> None:
-        """Take in what an answer has cost.
+        """Add an answer's usage to the span.
 
-        :param model: the model that has answered, without its adapter
-        :param finish: why each text has ended
+        :param model: name of the model, not of its adapter
+        :param finish: finish reason of each choice
         """
         if self._span is None:
             return
@@ -62,7 +62,7 @@ class RequestSpan:
     def end(self, error: BaseException | None = None) -> None:
         """End the span.
 
-        :param error: why there is no answer; None: there is one, or the client has left
+        :param error: why the request failed; None: it succeeded, or the client disconnected
         """
         if self._span is None:
             return
@@ -70,5 +70,5 @@ class RequestSpan:
             from opentelemetry.trace import Status, StatusCode
 
             self._span.set_attribute("error.type", type(error).__name__)
-            self._span.set_status(Status(StatusCode.ERROR))  # what it says may hold some of the prompt
+            self._span.set_status(Status(StatusCode.ERROR))  # no message: it may quote the prompt
         self._span.end()

@@ -1,1 +1,1 @@
-"""Say what the operating system gives: threads, event loops, processors, control groups, files, processes."""
+"""Wraps the operating system: threads, event loops, processors, cgroups, files, processes."""

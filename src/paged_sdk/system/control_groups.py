@@ -1,4 +1,4 @@
-"""Finds the control groups that this process is in (Linux, both versions of the interface)."""
+"""Finds the control groups (cgroups, v1 and v2) of this process."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["ControlGroup", "control_groups"]
 
 @frozen
 class ControlGroup:
-    """Reads the files of one group.
+    """Reads the files of one cgroup.
 
-    :ivar is_first: whether they are of the interface's first version
+    :ivar is_first: whether the files are those of cgroup v1
     """
 
     _directory: Path
     is_first: bool
 
     def read(self, name: str) -> str:
-        """Return what a file says; nothing if there is none."""
+        """Return the content of a file; an empty string if there is no such file."""
         try:
             return (self._directory / name).read_text()
         except OSError:
@@ -29,15 +29,15 @@ class ControlGroup:
 
 
 def control_groups(controller: str, root: Path) -> Iterator[ControlGroup]:
-    """Yield the groups that limit this process in something, its own and those that this is in.
+    """Yield the cgroups that limit this process: its own and the groups above it.
 
     :param controller: "cpu" or "memory"
-    :param root: where ``proc`` and ``sys`` lie; another directory in tests
+    :param root: the directory of ``proc`` and ``sys``; another one in tests
     """
     groups = root / "sys" / "fs" / "cgroup"
     try:
         lines = (root / "proc" / "self" / "cgroup").read_text().splitlines()
-    except OSError:  # not Linux, or what a sandbox does not show: then the limits at the top may be the process's own
+    except OSError:  # not Linux, or hidden by a sandbox: then the top group may be the process's own
         yield ControlGroup(groups, is_first=False)
         yield ControlGroup(groups / controller, is_first=True)
         return
@@ -47,7 +47,7 @@ def control_groups(controller: str, root: Path) -> Iterator[ControlGroup]:
             continue
         top = groups / controller if controllers else groups
         directory = top / path.lstrip("/")
-        # In a container the path may be that of the host, where it leads nowhere: then the top is the process's own.
+        # In a container the path may be the host's, and not exist: then the top group is the process's own.
         for group in (directory, *directory.parents):
             yield ControlGroup(group, is_first=bool(controllers))
             if group == top:

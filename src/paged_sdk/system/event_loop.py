@@ -14,10 +14,10 @@ __all__ = ["EventLoop", "OutputLoop", "Waiter", "settled"]
 
 
 class Waiter(Protocol):
-    """Lets one task wait once."""
+    """Lets one task wait for one wake-up."""
 
     def set(self) -> None:
-        """End the wait. It is called on the loop's thread."""
+        """End the wait. Must be called on the loop's thread."""
         ...
 
     def wait(self) -> Awaitable[None]:
@@ -26,22 +26,22 @@ class Waiter(Protocol):
 
 
 class OutputLoop(Protocol):
-    """Runs what brings output to those who read it, one after the other. Equal ones are woken together."""
+    """Runs the callbacks that deliver output to its readers. Output for equal loops is delivered in one callback."""
 
     def call_soon(self, callback: Callable[[], object]) -> bool:
-        """Have ``callback`` run, from any thread and without waiting; False if nothing is run any more."""
+        """Schedule ``callback``, from any thread and without waiting; False if the loop has ended."""
         ...
 
 
 class EventLoop:
-    """Refers to the asyncio loop or trio run of the calling task. Two handles of one loop are equal."""
+    """Refers to the asyncio loop or trio run of the calling task. Handles of the same loop are equal."""
 
     def __init__(self) -> None:
         token = _native_token()
         self._token = token
         self._thread = threading.get_ident()
         self._is_asyncio = hasattr(token, "call_soon_threadsafe")
-        # asyncio names it one way, trio the other; neither waits for the loop.
+        # Neither function waits for the loop.
         self._post = token.call_soon_threadsafe if self._is_asyncio else token.run_sync_soon
 
     @property
@@ -55,7 +55,7 @@ class EventLoop:
             return False
 
     def call_soon(self, callback: Callable[[], object]) -> bool:
-        """Have the loop run ``callback``, from any thread and without waiting; False if the loop has ended."""
+        """Schedule ``callback`` in the loop, from any thread and without waiting; False if the loop has ended."""
         try:
             self._post(callback)
         except RuntimeError:  # "Event loop is closed"; trio.RunFinishedError is one too
@@ -63,7 +63,7 @@ class EventLoop:
         return True
 
     def waiter(self) -> Waiter:
-        """Make a waiter for a task of this loop. Every chunk needs one, and an anyio event costs 2 us on asyncio."""
+        """Make a waiter for a task of this loop: on asyncio a future, since anyio's event costs 2 us per chunk."""
         return _FutureWaiter(self._token.create_future()) if self._is_asyncio else anyio.Event()
 
     def __eq__(self, other: object) -> bool:
@@ -74,8 +74,8 @@ class EventLoop:
 
 
 async def settled(future: Future[Any]) -> None:
-    """Wait, without a thread, until another one has given a future its result or its error. It is left alone should the
-    waiting be cancelled.
+    """Wait until another thread settles a future, without blocking a thread. Cancelling the wait does not affect the
+    future.
     """
     done, loop = anyio.Event(), EventLoop()
     future.add_done_callback(lambda _: loop.call_soon(done.set))

@@ -1,6 +1,6 @@
-"""Open and read the files of a checkpoint; what is wrong with one raises a :class:`CheckpointError` that names it.
+"""Open and read the files of a checkpoint; errors are :class:`CheckpointError` with the file's name.
 
-They come from outside: a pipe must not make a model wait for ever, nor a device fill the memory.
+Files are untrusted: a pipe must not block loading for ever, nor a device fill the memory.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from paged_sdk.errors import CheckpointError
 __all__ = ["CheckpointFile", "is_file", "open_file", "read_json", "read_json_if_there", "read_text"]
 
 MAX_TEXT_BYTES: Final = 1 << 26
-"""The longest text that is read whole: 64 MiB. The largest in use, tokenizer.json of Gemma, has 33 MiB."""
+"""The size limit of text files: 64 MiB. The largest in use, Gemma's tokenizer.json, has 33 MiB."""
 
 MAX_NAME: Final = 4096
-"""An error quotes so many characters of a path; Linux has no longer one."""
+"""The most characters of a path that an error quotes: the length limit of paths in Linux."""
 
 _CHUNK_BYTES: Final = 1 << 20
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def is_file(path: Path) -> bool:
-    """Return whether there is a regular file, or a link to one. A name that no file can have is none."""
+    """Return whether a path is a regular file, or a link to one; False for invalid names."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -39,10 +39,10 @@ def is_file(path: Path) -> bool:
 
 
 class CheckpointFile:
-    """Reads a file; whatever the system says against it is a :class:`CheckpointError` that names the file.
+    """Reads a file; the system's errors become :class:`CheckpointError` with the file's name.
 
-    A regular file may be opened and yet not be read: on a disk that fails, over a network that is gone, in /proc.
-    Several threads may use :meth:`read_into` at once.
+    Reading may fail even if opening did not: on a failing disk, over a lost network, in /proc. Several threads may use
+    :meth:`read_into` at once.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -57,12 +57,12 @@ class CheckpointFile:
         self.close()
 
     def stat(self) -> os.stat_result:
-        """Return what the system knows of the file now."""
+        """Return the file's current status."""
         with self._errors():
             return os.fstat(self._file.fileno())
 
     def read(self, num_bytes: int) -> bytes:
-        """Read from the beginning of the file; return fewer bytes where it ends."""
+        """Read from the beginning of the file; return fewer bytes if the file is shorter."""
         parts, left = [], num_bytes
         with self._errors():
             self._file.seek(0)
@@ -72,7 +72,7 @@ class CheckpointFile:
         return b"".join(parts)
 
     def read_into(self, offset: int, target: memoryview) -> int:
-        """Fill memory from an offset on; return how many bytes there were, fewer where the file ends."""
+        """Read bytes from an offset into memory; return their number, less than requested at the end of the file."""
         done = 0
         with self._errors():
             while done < len(target) and (count := self._read_at(offset + done, target[done:])):
@@ -80,7 +80,7 @@ class CheckpointFile:
         return done
 
     def _read_at(self, offset: int, target: memoryview) -> int:
-        if hasattr(os, "preadv"):  # which knows no place in the file that threads would share
+        if hasattr(os, "preadv"):  # independent of the file position, which threads share
             return os.preadv(self._file.fileno(), [target], offset)
         with self._lock:
             self._file.seek(offset)
@@ -102,9 +102,9 @@ class CheckpointFile:
 def open_file(path: Path) -> CheckpointFile:
     """Open a regular file for reading, without waiting: pipes, devices and directories are refused.
 
-    :raises CheckpointError: there is no such file, it cannot be read, or it is not a regular one
+    :raises CheckpointError: the file does not exist, cannot be read, or is not a regular file
     """
-    # Without O_NONBLOCK, to open a pipe is to wait for a writer.
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         descriptor = os.open(path, flags)
@@ -128,9 +128,9 @@ def _refused(path: Path, what: str, error: OSError | ValueError) -> CheckpointEr
 
 
 def read_text(path: Path) -> str:
-    """Read a whole UTF-8 file of at most :data:`MAX_TEXT_BYTES`.
+    """Read a UTF-8 file of at most :data:`MAX_TEXT_BYTES`.
 
-    :raises CheckpointError: it is missing, cannot be read, is too long or is not UTF-8
+    :raises CheckpointError: the file is missing, cannot be read, is too long or is not UTF-8
     """
     with open_file(path) as file:
         size = file.stat().st_size
@@ -148,8 +148,7 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
-    :raises CheckpointError: the file cannot be read, is no JSON, holds something else than an object, or a string of
-        it is no Unicode (lone surrogates)
+    :raises CheckpointError: the file cannot be read, is not a JSON object, or has a string with lone surrogates
     """
     text = read_text(path)
     try:
@@ -166,8 +165,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object; without such a file, return an empty object.
+    """Read a file that holds one JSON object; return an empty dict if the path does not exist.
 
-    :raises CheckpointError: as :func:`read_json`, if there is anything of that name
+    :raises CheckpointError: as :func:`read_json`
     """
     return read_json(path) if os.path.lexists(path) else {}

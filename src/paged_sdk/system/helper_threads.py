@@ -1,4 +1,4 @@
-"""Keep threads that run what would hold up an event loop."""
+"""Keep a pool of threads for work that would block an event loop."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ _T = TypeVar("_T")
 _Work: TypeAlias = SimpleQueue[Callable[[], None] | None]
 
 IDLE_SECONDS: Final = 10.0
-"""A thread that has had nothing to do for so long ends, as anyio's and trio's do."""
+"""How long a thread may be idle before it ends; anyio and trio have the same limit."""
 
 
 class HelperThreads:
-    """Runs functions for one event loop, whose object this is, in threads that wait for the next one.
+    """Runs functions for one event loop in a pool of threads.
 
-    A thread for each would cost a request 0.04 ms, and 2 to 4 ms beside a model that computes: so long the event loop
-    waits until a new thread has begun.
+    Starting a thread per function would cost a request 0.04 ms, and 2 to 4 ms while a model computes: the event loop
+    waits until the new thread runs.
 
-    anyio's threads are not for that. All 40 that an application has may be waiting for what is to be run. And with
-    asyncio they wait until the loop's main task ends: where the loop is stopped instead, they never end, and neither
-    does the program. These end with this object at the latest. The end of the program does not wait for them, only for
-    a function that one of them is running: native code that is cut off can take the process down.
+    anyio's threads do not suit: the application may have all of its 40 waiting for the very functions to run here. And
+    with asyncio they live until the loop's main task ends: if the loop is stopped instead, they never end, nor does the
+    program. These threads end with this object at the latest. The program's exit does not wait for them, except for a
+    function in progress, since interrupting native code can crash the process.
 
-    :param most: so many functions run at a time, those that nobody waits for any more included
+    :param most: the limit of functions at a time, including those whose callers were cancelled
     """
 
     def __init__(self, most: int) -> None:
         self._limiter = anyio.CapacityLimiter(most)
-        self._idle: dict[_Work, _Helper] = {}  # in the order in which they became so
+        self._idle: dict[_Work, _Helper] = {}  # by queue, in the order in which they became idle
 
     async def run(self, function: Callable[[], _T], purpose: str) -> _T:
-        """Return what a function returns, which has an end. Whoever is cancelled does not wait for it.
+        """Run a function in a helper thread and return its result. A cancelled caller does not wait for the function.
 
-        :param purpose: what the thread is for
-        :raises EngineError: the system gives this process no more threads
+        :param function: must return within bounded time
+        :param purpose: what the thread is for: see :func:`~paged_sdk.system.threads.thread_must_start`
+        :raises EngineError: the system refuses to start another thread
         """
         borrower = object()
         await self._limiter.acquire_on_behalf_of(borrower)
@@ -63,13 +64,13 @@ class HelperThreads:
             helper.do(run)
             del run, helper
             await settled(future)
-            with thread_must_start(purpose):  # the function may start some, too
+            with thread_must_start(purpose):  # the function may start threads, too
                 return future.result()
         finally:
             del future  # an error's traceback holds this frame, and the future holds the error
 
     def take_off(self, work: _Work) -> bool:
-        """Give nothing more to the thread that waits for work there, if it is idle; from any thread."""
+        """Remove the thread that reads this queue from the idle threads, from any thread; False if it is not idle."""
         return self._idle.pop(work, None) is not None
 
     def _take(self) -> _Helper:
@@ -84,11 +85,11 @@ class HelperThreads:
 
 
 class _Helper:
-    """Is a thread that runs what it is given. It ends when nobody holds this object any more, or after having been idle
-    for long.
+    """Runs functions in a thread, one at a time. The thread ends when this object is dropped, or after it was idle for
+    long.
 
-    :param threads: whose it is
-    :ivar work: where it waits for what to do
+    :param threads: the pool that the thread belongs to
+    :ivar work: the queue that the thread reads
     """
 
     def __init__(self, threads: weakref.ref[HelperThreads]) -> None:
@@ -100,10 +101,10 @@ class _Helper:
         )
         thread.start()
         weakref.finalize(self, self.work.put, None)
-        weakref.finalize(thread, _wait, Owner(), self._idle)  # at the end of the program; after the thread's own: none
+        weakref.finalize(thread, _wait, Owner(), self._idle)  # at exit: wait for a running function
 
     def do(self, run: Callable[[], None]) -> None:
-        """Have it run a function that raises nothing, and is the only one until it has ended."""
+        """Start a function, which must not raise. The helper must be idle."""
         self._idle.clear()
         self.work.put(run)
 
@@ -123,7 +124,7 @@ def _serve(work: _Work, idle: threading.Event, threads: weakref.ref[HelperThread
             run()
         finally:
             idle.set()
-        del run  # it may be what has held the helper
+        del run  # may hold the last reference to the helper
 
 
 def _wait(owner: Owner, idle: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""Know which process a model belongs to, and what it has started."""
+"""Check that an object is used in the process that created it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["OfOneProcess", "Owner", "closed_model"]
 
 
 class Owner:
-    """Stands for the process that has built a model or started others: its threads and connections do not survive a
+    """Remembers the process that built a model or started other processes: threads and connections do not survive a
     fork.
     """
 
@@ -20,11 +20,11 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Tell whether this is that process, and no forked child of it."""
+        """Tell whether the current process is the owner, not a forked child."""
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Raise in another process.
+        """Raise if the current process is not the owner.
 
         :raises ModelClosedError: this is a forked child of the process that built the model
         """
@@ -35,10 +35,10 @@ class Owner:
 
 
 class OfOneProcess:
-    """Is a base of what can be neither copied nor pickled, because it stands for threads and memory of this process.
+    """Prevents copying and pickling of subclasses, which refer to threads and memory of this process.
 
-    A copy would be closed with the original, and to pickle fails at whatever comes first in it, with an error that
-    names neither.
+    A copy would be closed with the original. Pickling would fail at some attribute, with an error that does not name
+    the object.
     """
 
     __slots__ = ()
@@ -51,5 +51,5 @@ class OfOneProcess:
 
 
 def closed_model() -> ModelClosedError:
-    """Make the error of a model that is closed."""
+    """Return the error to raise if a model is closed."""
     return ModelClosedError("the model is closed: build another one")

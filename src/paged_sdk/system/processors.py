@@ -1,4 +1,4 @@
-"""Says how many processors this process may use."""
+"""Counts the processors that this process may use, and pins threads to processors."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ __all__ = ["keep_on", "kept_on", "numa_nodes", "usable_processors"]
 
 
 def usable_processors(root: Path = Path("/")) -> int:
-    """Return how many threads can compute at the same time: those of the process's affinity, at most its quota.
+    """Return how many threads can run in parallel: the processors of the process's affinity, limited by its CPU quota.
 
-    :param root: where ``proc`` and ``sys`` lie; another directory in tests
+    :param root: the directory of ``proc`` and ``sys``; another one in tests
     """
     quotas = [len(_affinity()), *_quotas(root)]
     return max(1, math.ceil(min(quotas)))
 
 
 def numa_nodes(root: Path = Path("/")) -> dict[int, frozenset[int]]:
-    """Return the processors of each part of the machine that has memory of its own, of those that this process may use,
-    by the part's number; one part with all of them where the system says nothing of it.
+    """Return the usable processors of each NUMA node, by the node's number; all as node 0 if the system lists no nodes.
 
-    :param root: where ``sys`` lies; another directory in tests
+    :param root: the directory of ``sys``; another one in tests
     """
     usable = _affinity()
     found = {}
@@ -38,14 +37,14 @@ def numa_nodes(root: Path = Path("/")) -> dict[int, frozenset[int]]:
 
 
 def keep_on(processors: Collection[int] | None) -> None:
-    """Have this thread run on these processors alone, and so the threads that it starts from now on; None: on any."""
+    """Pin this thread, and threads that it starts from now on, to these processors; None: change nothing."""
     if processors is not None:
         os.sched_setaffinity(0, processors)
 
 
 @contextmanager
 def kept_on(processors: Collection[int] | None) -> Iterator[None]:
-    """Do the same within the block."""
+    """Pin this thread to these processors within the block; None: change nothing."""
     if processors is None:
         yield
         return
@@ -64,7 +63,7 @@ def _affinity() -> frozenset[int]:
 
 
 def _listed(text: str) -> frozenset[int]:
-    """Return the numbers of a list such as ``0-3,8,10-11``."""
+    """Parse a list of numbers such as ``0-3,8,10-11``."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -74,7 +73,7 @@ def _listed(text: str) -> frozenset[int]:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the processors that each control group of the process grants."""
+    """Yield the CPU quota of each cgroup of the process, in processors."""
     for group in control_groups("cpu", root):
         quota, period = (
             (group.read("cpu.cfs_quota_us"), group.read("cpu.cfs_period_us"))

@@ -1,4 +1,4 @@
-"""Run functions in threads, and say with a typed error that the system gives a process no more of them."""
+"""Run functions in threads, with a typed error if a thread cannot be started."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _T = TypeVar("_T")
 def thread_must_start(purpose: str) -> Iterator[None]:
     """Turn the failure to start a thread in the block into a typed error.
 
-    :param purpose: what the thread is for
-    :raises EngineError: the system gives this process no more threads
+    :param purpose: what the thread is for, as the message continues after "no thread", such as "to send output in"
+    :raises EngineError: the system refuses to start another thread
     """
     try:
         yield
     except RuntimeError as error:
-        if "start new thread" not in str(error):  # Python has no class of its own for it
+        if "start new thread" not in str(error):  # Python has no exception class of its own for it
             raise
         raise EngineError(f"no thread {purpose}: the system gives this process no more ({error})") from error
 
@@ -41,14 +41,14 @@ def thread_must_start(purpose: str) -> Iterator[None]:
 async def in_own_thread(
     function: Callable[[], _T], purpose: str, *, abandon_on_cancel: bool = True, daemon: bool | None = None
 ) -> _T:
-    """Run a function in a thread that ends with it, and is none of anyio's: see
-    :class:`~paged_sdk.system.helper_threads.HelperThreads`, which is for what is done often.
+    """Run a function in a new thread, which ends with the function. For frequent calls, and for why anyio's threads are
+    not used, see :class:`~paged_sdk.system.helper_threads.HelperThreads`.
 
-    :param purpose: what the thread is for
-    :param abandon_on_cancel: whoever is cancelled does not wait for its end
-    :param daemon: the end of the program does not wait for it: for what may take for ever, and only waits. Native code
-        that is cut off can take the process down. None: as the event loop's thread
-    :raises EngineError: the system gives this process no more threads
+    :param purpose: what the thread is for: see :func:`thread_must_start`
+    :param abandon_on_cancel: whether a cancelled caller returns without waiting for the function
+    :param daemon: whether the program can exit during the function: only for functions that do nothing but wait,
+        perhaps for ever, since interrupting native code can crash the process. None: like the event loop's thread
+    :raises EngineError: the system refuses to start another thread
     """
     await anyio.lowlevel.checkpoint()
     run, future = in_context(function)
@@ -63,11 +63,12 @@ async def in_own_thread(
 
 
 async def in_anyio_thread(function: Callable[[], _T], purpose: str) -> _T:
-    """Run a function of the application's in a thread from which :mod:`anyio.from_thread` finds the event loop. That
-    is one of anyio's, but none of the 40 of an application; it ends with the function as far as anyio lets it.
+    """Run a function of the application in one of anyio's threads, so that :mod:`anyio.from_thread` finds the event
+    loop. The thread does not count towards anyio's limit of 40, and ends with the function if anyio's internals allow
+    it.
 
-    :param purpose: what the thread is for
-    :raises EngineError: the system gives this process no more threads
+    :param purpose: what the thread is for: see :func:`thread_must_start`
+    :raises EngineError: the system refuses to start another thread
     """
     loop = EventLoop()
 
@@ -87,17 +88,17 @@ def _start(run: Callable[[], None], daemon: bool | None) -> None:
     except RuntimeError as error:
         if "interpreter shutdown" not in str(error):
             raise
-        # Python 3.12 starts no thread once the main one has ended, when a forgotten model is still to be closed. The
-        # event loop has nothing else to do then.
+        # From Python 3.12 on, no thread can be started once the main thread has ended, but an unclosed model may still
+        # have to be closed. The event loop has nothing else to do then.
         run()
 
 
 def in_context(function: Callable[[], _T]) -> tuple[Callable[[], None], Future[_T]]:
-    """Return what another thread is to call so as to run a function with a copy of this one's context variables, and
-    the future of what the function returns or raises.
+    """Return a callable for another thread, which runs a function with a copy of this thread's context variables, and
+    the future of the function's result.
     """
     context = contextvars.copy_context()
-    sniffio = sys.modules.get("sniffio")  # trio brings it, and anyio uses it if it is there
+    sniffio = sys.modules.get("sniffio")  # a dependency of trio, which anyio uses if it is loaded
     if sniffio is not None:  # the other thread does not run in an event loop
         context.run(sniffio.current_async_library_cvar.set, None)
     future: Future[_T] = Future()
@@ -115,13 +116,13 @@ def _settle(future: Future[_T], function: Callable[[], _T]) -> None:
 
 
 async def _surely_settled(future: Future[Any]) -> None:
-    """Wait until a future is settled, and only then be cancelled."""
+    """Wait until a future is settled, and deliver a cancellation only then."""
     cancellation: BaseException | None = None
     with anyio.CancelScope(shield=True):
         while not future.done():
             try:
                 await settled(future)
-            except anyio.get_cancelled_exc_class() as error:  # by asyncio itself, from which no scope is a shield
+            except anyio.get_cancelled_exc_class() as error:  # asyncio's own, against which scopes do not shield
                 cancellation = error
     try:
         if cancellation is not None:
@@ -131,9 +132,9 @@ async def _surely_settled(future: Future[Any]) -> None:
 
 
 def _end_worker(loop: EventLoop) -> None:
-    """Have this thread, if it is one of anyio's for asyncio, end with what it is doing. Otherwise it would wait for
-    more, and a program whose event loop is stopped for it. anyio does the same to threads that have been idle for long,
-    and has no public function for it.
+    """End this thread after its current function, if it is one of anyio's workers on asyncio. Otherwise it would wait
+    for more work, and if the event loop is stopped, the program would wait for the thread. anyio ends idle workers in
+    the same way, but has no public function for it.
     """
     thread: Any = threading.current_thread()
     stop, root_task = getattr(thread, "stop", None), getattr(thread, "root_task", None)

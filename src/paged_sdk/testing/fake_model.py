@@ -129,7 +129,7 @@ class FakeModel(Model):
         self, config: EngineConfig, replies: Sequence[Reply], *, delay: float, error: Exception | None
     ) -> None:
         self._script = _Script(tuple(replies), error)
-        self._runner = _SayingRunner(delay, self._script)
+        self._runner = _ScriptedRunner(delay, self._script)
         text = byte_text()
         kv = KvCacheManager(config.num_blocks, config.block_size, prefix_caching=True, sliding_window=None)
         super().__init__(
@@ -247,7 +247,7 @@ class _Line:
         self.error = error
 
 
-class _SayingRunner(FakeRunner):
+class _ScriptedRunner(FakeRunner):
     """Generates the scripted output of each request. A request without a script came from a replica set, which passes
     tokens only: its output is chosen here.
     """
@@ -256,7 +256,7 @@ class _SayingRunner(FakeRunner):
         super().__init__(ScriptedTokens((), END), vocab_size=VOCAB_SIZE, delay=delay)
         self._script = script
 
-    def say(self, request: Request, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
+    def next_token(self, request: Request, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
         lines = self._script.lines.get(request.request_id)
         if lines is None:
             said = bytes(token for token in request.prompt_token_ids if token < 256).decode(errors="replace")

@@ -123,7 +123,7 @@ class FakeRunner:
         """Refuse further steps; a second call does nothing."""
         self._closed = True
 
-    def say(self, request: Request, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
+    def next_token(self, request: Request, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
         """Choose the next token of a request, as :class:`NextToken` does."""
         return self._next_token(prompt, output, choice_index)
 
@@ -191,7 +191,7 @@ class FakeRunner:
         return entries
 
     def _say(self, request: Request, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
-        token = self.say(request, prompt, output, choice_index)
+        token = self.next_token(request, prompt, output, choice_index)
         if not 0 <= token < self._vocab_size:
             raise ConfigError.of("next_token()", token, f"a token id below vocab_size = {self._vocab_size}")
         return token

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import decimal
 import inspect
 import math
 import types
 import typing
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
@@ -17,36 +15,12 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 import attrs
 
 from paged_sdk.types.function_schema import arguments_of, required_keys
+from paged_sdk.types.scalar_types import ScalarType, scalar_type
 
 __all__ = ["bind_arguments", "convert"]
 
 _MAX_DEPTH: Final = 150
 """Most levels of nested types: each takes two of Python's thousand nested calls."""
-_EXPECTED: Final[Mapping[Any, str]] = {
-    str: "a string",
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
-
-
-def _finite(text: str) -> decimal.Decimal:
-    number = decimal.Decimal(text)
-    if not number.is_finite():
-        raise ValueError(text)
-    return number
-
-
-_READERS: Final[Mapping[Any, Callable[[str], Any]]] = types.MappingProxyType(
-    {
-        datetime.datetime: datetime.datetime.fromisoformat,
-        datetime.date: datetime.date.fromisoformat,
-        datetime.time: datetime.time.fromisoformat,
-        uuid.UUID: uuid.UUID,
-        decimal.Decimal: _finite,
-    }
-)
 
 
 def bind_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,10 +61,8 @@ def _converted(hint: Any, value: Any, where: str, depth: int) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Annotated, typing.Required, typing.NotRequired):
         return _converted(arguments[0], value, where, inner)
-    if isinstance(hint, type) and hint in _EXPECTED:
-        return _plain(hint, value, where)
-    if isinstance(hint, type) and hint in _READERS:
-        return _read(hint, value, where)
+    if (scalar := scalar_type(hint)) is not None:
+        return _plain(hint, scalar, value, where) if scalar.read is None else _read(hint, scalar, value, where)
     if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
         return _chosen(list(arguments) or list(hint), value, where)
     if origin in (Union, types.UnionType):
@@ -110,26 +82,27 @@ def _converted(hint: Any, value: Any, where: str, depth: int) -> Any:
     return value
 
 
-def _plain(kind: Any, value: Any, where: str) -> Any:
+def _plain(kind: Any, scalar: ScalarType, value: Any, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) < 1e308 else math.copysign(math.inf, value)
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if type(value) is not kind:
-        raise _refusal(where, value, _EXPECTED[kind])
+        raise _refusal(where, value, scalar.expected)
     return value
 
 
-def _read(kind: Any, value: Any, where: str) -> Any:
+def _read(kind: Any, scalar: ScalarType, value: Any, where: str) -> Any:
     """Read a value that is written as a string; a Decimal may also be a number."""
     if kind is decimal.Decimal and isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
-        raise _refusal(where, value, f"a {kind.__name__}")
+        raise _refusal(where, value, scalar.expected)
+    assert scalar.read is not None
     try:
-        return _READERS[kind](value)
+        return scalar.read(value)
     except (ValueError, ArithmeticError):
-        raise _refusal(where, value, f"a {kind.__name__}") from None
+        raise _refusal(where, value, scalar.expected) from None
 
 
 def _chosen(choices: list[Any], value: Any, where: str) -> Any:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import decimal
 import inspect
 import itertools
 import re
 import types
 import typing
-import uuid
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin
@@ -18,30 +15,14 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Union, get_args, ge
 import attrs
 
 from paged_sdk.errors import InvalidRequestError, shortened
+from paged_sdk.types.scalar_types import SCALAR_TYPES, scalar_type
 
 __all__ = ["FunctionSchema", "arguments_of", "describe_function", "describe_type", "required_keys"]
 
 _MAX_DEPTH: Final = 16
-_PLAIN: Final[Mapping[Any, str]] = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    type(None): "null",
-}
-_WRITTEN: Final[Mapping[Any, Mapping[str, str]]] = types.MappingProxyType(
-    {
-        datetime.datetime: {"format": "date-time"},
-        datetime.date: {"format": "date"},
-        datetime.time: {"format": "time"},
-        uuid.UUID: {"format": "uuid"},
-        decimal.Decimal: {"pattern": r"^-?[0-9]{1,18}(\.[0-9]{1,18})?$"},
-    }
-)
-"""Types without a JSON equivalent, which are written as strings."""
 _ALLOWED: Final = (
-    "int, float, str, bool, None, Any, Literal, Enum, datetime, date, time, UUID, Decimal, list, tuple, "
-    "dict[str, ...], unions, dataclasses, attrs classes and TypedDicts of these"
+    ", ".join(each.name for each in SCALAR_TYPES.values())
+    + ", Any, Literal, Enum, list, tuple, dict[str, ...], unions, dataclasses, attrs classes and TypedDicts of these"
 )
 
 
@@ -167,10 +148,8 @@ def _schema_of(hint: Any, where: str, depth: int, classes: _Classes) -> dict[str
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any or hint is object:
         return {}
-    if isinstance(hint, type) and hint in _PLAIN:
-        return {"type": _PLAIN[hint]}
-    if isinstance(hint, type) and hint in _WRITTEN:
-        return {"type": "string", **_WRITTEN[hint]}
+    if (scalar := scalar_type(hint)) is not None:
+        return dict(scalar.schema)
     if origin is Annotated:
         schema = _schema_of(arguments[0], where, inner, classes)
         texts = [each for each in arguments[1:] if isinstance(each, str)]
@@ -198,9 +177,12 @@ def _schema_of(hint: Any, where: str, depth: int, classes: _Classes) -> dict[str
 
 def _choice_of(values: Iterable[Any], where: str) -> dict[str, Any]:
     values = list(values)
-    kinds = {_PLAIN.get(type(value)) for value in values}
-    if None in kinds:
-        raise InvalidRequestError.of("tools", where, "choices that are strings, numbers, booleans or None")
+    kinds = set()
+    for value in values:
+        scalar = scalar_type(type(value))
+        if scalar is None or scalar.read is not None:
+            raise InvalidRequestError.of("tools", where, "choices that are strings, numbers, booleans or None")
+        kinds.add(scalar.schema["type"])
     return {"type": kinds.pop(), "enum": values} if len(kinds) == 1 else {"enum": values}
 
 

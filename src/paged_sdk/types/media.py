@@ -56,14 +56,14 @@ class PromptMedia:
         """Return the images that have tokens from position ``start`` to ``end`` (exclusive)."""
         return [span for span in self.spans if span.first_token < end and start < span.end]
 
-    def whole_end(self, end: int) -> int:
+    def chunk_end_after(self, end: int) -> int:
         """Return the first position from ``end`` on at which a step may end: not within a bidirectional image."""
         for span in self.spans:
             if span.is_bidirectional and span.places[0] < end <= span.places[-1]:
                 return int(span.places[-1]) + 1
         return end
 
-    def whole_start(self, end: int) -> int:
+    def chunk_end_before(self, end: int) -> int:
         """Return the last position up to ``end`` at which a step may end: not within a bidirectional image."""
         for span in self.spans:
             if span.is_bidirectional and span.places[0] < end <= span.places[-1]:

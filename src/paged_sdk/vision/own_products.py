@@ -12,7 +12,7 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from paged_sdk.kernels.attention_inputs import Products
+from paged_sdk.kernels.attention_inputs import Precision
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
 from paged_sdk.quant.linear import Linear
@@ -99,7 +99,7 @@ class OwnProducts(TorchFunctionMode):
             return None
         if query.shape != key.shape or key.shape != value.shape or not _hides_nothing(attn_mask):
             return None
-        return whole_attention(self._workspace, query, key, value, scale=scale, products=Products.BFLOAT16)
+        return whole_attention(self._workspace, query, key, value, scale=scale, precision=Precision.BFLOAT16)
 
 
 def _hides_nothing(mask: Tensor | None) -> bool:

@@ -1,7 +1,7 @@
 """Read weights from Hugging Face directories, GGUF files, the Hub and the embedded model.
 
-``write_gguf`` is here by the name that users know it by; it needs tokenizers too, and lies where they are joined with
-weights: see :func:`paged_sdk.build.export.gguf.write_gguf`.
+``write_gguf`` is exported here for users. It also needs tokenizers, so its implementation is on a higher floor:
+:func:`paged_sdk.build.export.gguf.write_gguf`.
 """
 
 from __future__ import annotations

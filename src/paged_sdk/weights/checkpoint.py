@@ -1,4 +1,4 @@
-"""Open a model on disk, configuration and weights, whatever the format."""
+"""Open a checkpoint on disk, its config and its weights, in any supported format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paged_sdk.weights.source import WeightSource
 
 __all__ = ["Checkpoint", "file_stamps", "open_checkpoint", "refuse_other_files"]
 
-# The bytes that torch.save and pickle files begin with.
+# The first bytes of files by torch.save (zip) and pickle.
 _PICKLE_MAGICS = (b"PK\x03\x04", b"\x80")
 
 
@@ -29,10 +29,10 @@ class Checkpoint:
     """Holds an open checkpoint.
 
     :ivar path: the directory, or the GGUF file
-    :ivar config: ``config.json``'s content; for GGUF it is made from the metadata
+    :ivar config: the content of ``config.json``; for GGUF, an equivalent made from the metadata
     :ivar source: the weights; closing it closes the checkpoint
     :ivar is_quantized: whether any matrix is stored quantized
-    :ivar metadata: a GGUF file's metadata, by GGUF key; None: it is no GGUF file
+    :ivar metadata: the metadata of a GGUF file, by GGUF key; None for other formats
     """
 
     path: Path
@@ -43,19 +43,19 @@ class Checkpoint:
 
     @property
     def model_type(self) -> str:
-        """Return the family that the checkpoint says it is of."""
+        """Return the config's ``model_type``."""
         return str(self.config.get("model_type"))
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a Hugging Face directory or a GGUF file; weights are read when they are asked for.
+    """Open a Hugging Face directory or a GGUF file; weights are read on demand.
 
     :param path: a directory of ``config.json`` and safetensors files, or a GGUF file (any part of a split one)
-    :raises CheckpointError: something is missing, cut off or malformed, or the weights are pickles, which are refused
+    :raises CheckpointError: a file is missing, truncated or malformed, or the weights are pickles, which are refused
     :raises UnsupportedArchitectureError: a GGUF file's architecture is not supported
     :raises UnsupportedQuantizationError: weights are stored in a format that cannot be decoded
     """
-    if os.path.isdir(path):  # False for names that no file can have
+    if os.path.isdir(path):  # False for invalid names, too
         stored = SafetensorsSource(path)
         config = read_json(path / "config.json")
         format_ = find_format(config, path)
@@ -69,8 +69,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def file_stamps(path: Path) -> dict[Path, tuple[int, int]]:
-    """Return the files of weights and settings that are there, each with its size and the time of its last change in
-    nanoseconds: while these are equal, so is the checkpoint.
+    """Return the checkpoint's existing files, each with its size and modification time in nanoseconds. Equal stamps
+    mean an unchanged checkpoint.
 
     :param path: as for :func:`open_checkpoint`
     """
@@ -80,17 +80,17 @@ def file_stamps(path: Path) -> dict[Path, tuple[int, int]]:
         files = [path.with_name(name) for name in split_parts(path.name)]
     stamps: dict[Path, tuple[int, int]] = {}
     for file in sorted(files):
-        with suppress(OSError, ValueError):  # whoever opens it says what is wrong with it
+        with suppress(OSError, ValueError):  # opening the file reports the error
             found = file.stat()
             stamps[file] = found.st_size, found.st_mtime_ns
     return stamps
 
 
 def refuse_other_files(path: Path) -> None:
-    """Name what a file is that is no GGUF file, where it is known.
+    """Refuse a file of a known format other than GGUF, with an error that names the format.
 
-    :raises CheckpointError: it cannot be read, or is of another kind
-    :raises UnsupportedQuantizationError: it is a UQFF file
+    :raises CheckpointError: the file cannot be read, or is a safetensors file or a pickle
+    :raises UnsupportedQuantizationError: the file is in the UQFF format
     """
     with open_file(path) as file:
         head = file.read(8)

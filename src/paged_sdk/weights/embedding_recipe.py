@@ -1,4 +1,6 @@
-"""Read what a checkpoint says of how its texts become vectors: sentence-transformers' files, or GGUF metadata."""
+"""Read how a checkpoint embeds texts (pooling, dense layers, normalization, prompts), from sentence-transformers' files
+or GGUF metadata.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ _ACTIVATIONS: Final = {"Identity": False, "Tanh": True}
 
 
 def read_recipe(checkpoint: Checkpoint) -> EmbeddingRecipe:
-    """Read how texts become vectors. What is asked for and not computed here is ``why_not``: it keeps nobody from
-    generating text.
+    """Read how the checkpoint embeds texts. An unsupported setting is no error, since the model may still generate
+    text: the recipe's ``why_not`` names it.
 
     :raises CheckpointError: a file cannot be read
     """
@@ -70,9 +72,9 @@ def _of_gguf(metadata: Mapping[str, Any], source: WeightSource) -> EmbeddingReci
 
 
 def _checked_dense(layers: Sequence[DenseLayer], metadata: Mapping[str, Any]) -> tuple[DenseLayer, ...]:
-    """Compare the widths of layers, of which the first multiplies hidden states.
+    """Return the layers, after checking that each accepts the output of the one before it, the first hidden states.
 
-    :raises CheckpointError: one does not fit the one before it
+    :raises CheckpointError: the widths of two consecutive layers differ
     """
     width = metadata.get(f"{_WITH_DENSE}.embedding_length")
     for layer in layers:
@@ -84,7 +86,7 @@ def _checked_dense(layers: Sequence[DenseLayer], metadata: Mapping[str, Any]) ->
 
 
 def _of_modules(directory: Path, modules: list[SentenceModule]) -> EmbeddingRecipe:
-    """Read what sentence-transformers makes of a directory: modules, in order, and the prompts of its texts."""
+    """Read a directory as sentence-transformers does: its modules, in order, and its prompts."""
     path = directory / "modules.json"
     recipe = EmbeddingRecipe(normalize=False)
     for place, module in enumerate(modules):

@@ -1,6 +1,4 @@
-"""Resolve the name that a user gives a model to a path: a directory, a file, or a repository of the Hugging Face
-Hub.
-"""
+"""Resolve a user's name of a model (a directory, a file, or a repository of the Hugging Face Hub) to a local path."""
 
 from __future__ import annotations
 
@@ -21,12 +19,12 @@ from paged_sdk.weights.gguf.split import split_parts
 __all__ = ["resolve_beside", "resolve_model", "resolve_tokenizer"]
 
 MAX_LISTED = 8
-"""An error lists so many of a directory's files: a home directory may hold hundreds below it."""
+"""The most file names that an error lists: a home directory may hold hundreds of GGUF files."""
 
 # The files that a safetensors model needs; weights of other formats and frameworks are not downloaded.
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 _UNWANTED = ("*/*", "consolidated*.safetensors")
-# What sentence-transformers has in directories of their own, where modules.json lists them: how texts become vectors.
+# modules.json lists sentence-transformers' modules (pooling, dense layers), each in a directory of its own.
 _MODULES = "modules.json"
 _OF_MODULES = ("[0-9]_*/*.json", "[0-9]_*/model.safetensors")
 _OF_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -41,18 +39,18 @@ def resolve_model(
     token: str | bool | None = None,
     gguf: bool | None = None,
 ) -> Path:
-    """Return the directory or GGUF file of a model; download it if need be.
+    """Return the directory or GGUF file of a model; download it if necessary.
 
-    :param model: a directory or file, used as it is; otherwise an id on the Hugging Face Hub. ``:Q4_K_M`` after a
-        directory or an id picks the GGUF file of that quantization, in any case of letters
-    :param filenames: the GGUF file within the directory or repository; of a split model one part is enough
+    :param model: a path of a directory or file, or an id on the Hugging Face Hub. ``:Q4_K_M`` after a directory or an
+        id selects the GGUF file of that quantization (case-insensitive)
+    :param filenames: the GGUF file within the directory or repository; one part of a split model is enough
     :param revision: branch, tag or commit of the repository
-    :param token: the Hub's access token; True: the one of the login; None: that one if there is any; False: none
-    :param gguf: whether a GGUF file is wanted; None: if ``filenames`` or a quantization is given, or if there are no
+    :param token: the Hub's access token; True: the login's, which must exist; None: the login's, if any; False: none
+    :param gguf: whether to look for a GGUF file; None: if ``filenames`` or a quantization is given, or if there are no
         safetensors
-    :returns: a directory with ``config.json``, or a GGUF file (of a split model, the first part)
-    :raises ConfigError: a revision of a path
-    :raises ModelLoadError: there is no such model, file or quantization, several fit, or the Hub does not give it
+    :returns: a directory with ``config.json``, or a GGUF file (the first part of a split model)
+    :raises ConfigError: a revision is given for a path
+    :raises ModelLoadError: no such model, file or quantization exists, several match, or the Hub refuses access
     """
     path = _path(str(model))
     name, _, quantization = str(model).partition(":")
@@ -64,8 +62,8 @@ def resolve_model(
     if os.path.exists(path):
         if filenames and path.name not in filenames:
             raise ModelLoadError(
-                f"{path} is a file, and {filenames[0]!r} is to be one within a directory or a repository of the Hub: "
-                "give that as the model",
+                f"{path} is a file, but {filenames[0]!r} names a file within a directory or a Hub repository: pass "
+                "that directory or repository as the model",
                 path=path,
             )
         return path
@@ -77,11 +75,11 @@ def resolve_model(
 
 
 def resolve_beside(model: str, name: str, *, revision: str | None = None, token: str | bool | None = None) -> Path:
-    """Return a file that goes with a model: a path, or a name in the model's directory or repository, from which it is
-    downloaded if need be.
+    """Return a file that accompanies a model, such as its image encoder; download it if necessary.
 
     :param model: as for :func:`resolve_model`; ``revision`` and ``token`` likewise
-    :raises ModelLoadError: there is no such file, or the Hub does not give it
+    :param name: a path, or a name within the model's directory or repository
+    :raises ModelLoadError: the file does not exist, or the Hub refuses access
     """
     path = _path(name)
     if os.path.isfile(path):
@@ -95,16 +93,16 @@ def resolve_beside(model: str, name: str, *, revision: str | None = None, token:
     else:
         beside = _Repository(location, revision, token).download([glob.escape(name)], ()) / name
     if not os.path.isfile(beside):
-        raise ModelLoadError(f"{name!r} is neither a file nor one beside {model}", path=beside)
+        raise ModelLoadError(f"{name!r} is neither a path of a file nor a file of {model}", path=beside)
     return beside
 
 
 def resolve_tokenizer(model: str, *, token: str | bool | None = None) -> Path:
-    """Return the tokenizer.json of a model, with the files that belong to it beside it; download them if need be.
+    """Return the path of a model's tokenizer.json; download it, with the tokenizer's other files, if necessary.
 
-    :param model: a directory, or the file itself; otherwise an id on the Hugging Face Hub
+    :param model: a directory, the file itself, or an id on the Hugging Face Hub
     :param token: as for :func:`resolve_model`
-    :raises ModelLoadError: there is none, or the Hub does not give it
+    :raises ModelLoadError: the model has no tokenizer.json, or the Hub refuses access
     """
     path = _path(model)
     if not os.path.isdir(path):
@@ -119,12 +117,12 @@ def resolve_tokenizer(model: str, *, token: str | bool | None = None) -> Path:
 
 
 def _path(name: str) -> Path:
-    return Path(os.path.expanduser(name))  # leaves alone an unknown ~user, where Path.expanduser fails
+    return Path(os.path.expanduser(name))  # keeps an unknown ~user, where Path.expanduser raises
 
 
 def _in_directory(directory: Path, filenames: Sequence[str], quantization: str, gguf: bool | None) -> Path:
     wanted = bool(filenames or quantization) if gguf is None else gguf
-    # What llama.cpp wrote before GGUF has names of any kind.
+    # A ggjt file, llama.cpp's format before GGUF, may have any name.
     if filenames and not filenames[0].endswith(".gguf") and is_file(directory / filenames[0]):
         return directory / filenames[0]
     if not wanted and (gguf is False or os.path.lexists(directory / "config.json")):
@@ -174,17 +172,17 @@ def _gguf_on_hub(repository: _Repository, files: list[str] | None, quantization:
 
 
 def _selected(files: Sequence[str], filenames: Sequence[str], quantization: str, where: str) -> list[str]:
-    """Return all parts of the one GGUF model that is meant.
+    """Return all parts of the GGUF model that the user selected.
 
     :param files: the files to choose from
-    :param filenames: the first names the model, if there is any
-    :param quantization: otherwise, picks the model by its name; empty: there must be one model only
-    :param where: for messages
+    :param filenames: the first, if any, is the model's file
+    :param quantization: otherwise, selects the model whose name has this quantization; empty: there must be one model
+    :param where: the directory or repository, for messages
     """
     models = {tuple(split_parts(name)) for name in files if name.endswith(".gguf") and not is_encoder_name(name)}
     names = sorted(parts[0] for parts in models)
     more = "" if len(names) <= MAX_LISTED else f" and {len(names) - MAX_LISTED} more"
-    there_is = f"there is {', '.join(names[:MAX_LISTED])}{more}"
+    there_is = f"available: {', '.join(names[:MAX_LISTED])}{more}"
     if filenames:
         fitting = {parts for parts in models if filenames[0] in parts}
         wanted = f"file {filenames[0]!r}"
@@ -198,22 +196,22 @@ def _selected(files: Sequence[str], filenames: Sequence[str], quantization: str,
     if not names:
         raise ModelLoadError(f"{where} has no GGUF file: TextModelBuilder loads Hugging Face checkpoints", path=where)
     if not fitting:
-        raise ModelLoadError(f"{where} has no {wanted}: {there_is}", path=where)
+        raise ModelLoadError(f"{where} has no {wanted}; {there_is}", path=where)
     if len(fitting) > 1:
-        raise ModelLoadError(f"{where} has more than one {wanted}, so give its name: {there_is}", path=where)
+        raise ModelLoadError(f"{where} has more than one {wanted}, so name one; {there_is}", path=where)
     return list(*fitting)
 
 
 @frozen
 class _Repository:
-    """Downloads a model repository of the Hub. huggingface_hub is imported late, because that takes some 0.2 s."""
+    """Downloads a model repository from the Hub. huggingface_hub is imported on first use: importing it takes 0.2 s."""
 
     name: str
     revision: str | None
     token: str | bool | None
 
     def download(self, wanted: Sequence[str], unwanted: Sequence[str]) -> Path:
-        """Return the local snapshot, with the files that fit the patterns brought up to date."""
+        """Download the files that match the patterns, and return the local snapshot's directory."""
         from huggingface_hub import snapshot_download
 
         with self._explained():
@@ -237,14 +235,14 @@ class _Repository:
                 info = HfApi().model_info(self.name, revision=self.revision, token=self.token)
             except HfHubHTTPError:
                 raise
-            except Exception:  # any error of the HTTP library in use: no answer from the Hub
+            except Exception:  # an error of whichever HTTP library is in use: the Hub did not answer
                 cached = Path(snapshot_download(self.name, revision=self.revision, local_files_only=True))
                 return [path.relative_to(cached).as_posix() for path in cached.rglob("*")]
         return [file.rfilename for file in info.siblings or ()]
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn errors of the download into :class:`ModelLoadError` that say what to do."""
+        """Turn a download's exceptions into :class:`ModelLoadError`, with advice."""
         from huggingface_hub import errors
 
         try:

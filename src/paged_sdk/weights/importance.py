@@ -1,7 +1,7 @@
-"""Read and write importance matrices: how much an error in each column of a model's matrices counts.
+"""Read and write importance matrices, which weight the quantization error of each column of a weight matrix.
 
-That is the mean square of what the column is multiplied by over some text, as llama.cpp's ``llama-imatrix`` writes it:
-in GGUF files of the type "imatrix", or in its older binary form (``.imatrix``, ``.dat``).
+The weight of a column is the mean square of its input activation over a calibration text. The file formats are those of
+llama.cpp's ``llama-imatrix``: GGUF of the type "imatrix", or the older binary format (``.imatrix``, ``.dat``).
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ __all__ = ["ImportanceMatrix", "read_importance", "write_importance"]
 _log = get_logger(__name__)
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
-# Of the text that it was collected from: llama.cpp's names.
+# llama.cpp's keys of the calibration text.
 _TEXTS, _NUM_CHUNKS, _CHUNK_TOKENS = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
 _MOST_ENTRIES: Final = 1 << 18
 _LONGEST_NAME: Final = 1 << 12
-# Of the mean of a matrix. A column that the text did not use may be used by another.
+# The smallest weight, relative to the matrix's mean: another text may use a column that the calibration text did not.
 _LEAST: Final = 1e-3
-# What is looked up, and what mostly is not multiplied while a matrix is collected.
+# Embeddings are looked up, and the output projection is mostly skipped during calibration: either may have no entry.
 _ENDS: Final = frozenset({"token_embd.weight", "output.weight"})
 
 
 @frozen(eq=False, kw_only=True)
 class ImportanceMatrix:
-    """Holds mean squares of what columns are multiplied by.
+    """Holds the mean squares of the input activations of a model's matrices.
 
-    :ivar source: names where they come from, for errors
-    :ivar sums: by GGUF name of a tensor, the sums of squares of the columns of each of its matrices, float32
-        ``[matrices, columns]``; or of all matrices in one row
-    :ivar counts: what sums are divided by, float32 ``[matrices]``
-    :ivar counts_tokens: whether counts are numbers of tokens
-    :ivar texts: names of what it was collected from
-    :ivar num_chunks: the pieces that those were cut into
+    :ivar source: where the values come from, for errors
+    :ivar sums: sums of squares by GGUF tensor name, float32 ``[matrices, columns]``, where a tensor of experts has a
+        matrix for each; the older format has all matrices in one row
+    :ivar counts: the divisors of ``sums``, float32 ``[matrices]``
+    :ivar counts_tokens: whether ``counts`` are numbers of tokens
+    :ivar texts: names of the calibration texts
+    :ivar num_chunks: how many chunks the texts were divided into
     """
 
     source: str
@@ -62,27 +62,29 @@ class ImportanceMatrix:
     num_chunks: int = 0
 
     def means(self, name: str) -> Tensor:
-        """Return the mean squares of a tensor's columns, one of its matrices after another."""
+        """Return the mean squares of a tensor's columns, flattened: one matrix after another."""
         return (self.sums[name] / self.counts[name].clamp_min(1)[:, None]).flatten()
 
     def must_count_tokens(self) -> None:
-        """Check that others can be added.
+        """Check that another matrix can be added to this one.
 
-        :raises CheckpointError: it does not say how much text there was
+        :raises CheckpointError: this matrix does not record its number of tokens
         """
         if not self.counts_tokens:
-            raise CheckpointError(f"{self.source} cannot be added to: it does not say over how many tokens it is")
+            raise CheckpointError(f"{self.source} cannot be combined with others: it does not count its tokens")
 
     def plus(self, other: ImportanceMatrix) -> ImportanceMatrix:
-        """Return the means over both texts.
+        """Return the matrix over the texts of both.
 
-        :raises CheckpointError: they are of different models, or one does not say how much text there was
+        :raises CheckpointError: they are for different models, or one does not record its number of tokens
         """
         self.must_count_tokens()
         other.must_count_tokens()
         for name in {**self.sums, **other.sums}:
             if not (name in self.sums and name in other.sums and self.sums[name].shape == other.sums[name].shape):
-                raise CheckpointError(f"{self.source} and {other.source} are of two models: see tensor {shown(name)}")
+                raise CheckpointError(
+                    f"{self.source} and {other.source} are for different models: see tensor {shown(name)}"
+                )
         return ImportanceMatrix(
             source=f"{self.source} and {other.source}",
             sums={name: own + other.sums[name] for name, own in self.sums.items()},
@@ -92,55 +94,55 @@ class ImportanceMatrix:
         )
 
     def of(self, name: str, num_matrices: int, cols: int, *, only: int | None = None) -> Tensor | None:
-        """Return how much an error in each column counts, float32 ``[num_matrices, cols]``, 1 on average over a matrix;
-        None: nothing is known of the tensor.
+        """Return the weights of a tensor's columns, float32 ``[num_matrices, cols]``, with a mean of 1 over each
+        matrix; None if there are no values for the tensor.
 
-        :param only: the one of the matrices that is asked for, which is returned as ``[1, cols]``; None: all are
-        :raises CheckpointError: it is of another size
+        :param only: the index of a single matrix to return, as ``[1, cols]``; None: all matrices
+        :raises CheckpointError: the tensor has another size
         """
         if name not in self.sums:
             return None
         squares = self.means(name)
         if squares.numel() != num_matrices * cols:
             raise CheckpointError(
-                f"{self.source} is of another model: tensor {shown(name)} has {squares.numel()} columns there, "
-                f"expected are {num_matrices * cols}"
+                f"{self.source} is for another model: its tensor {shown(name)} has {squares.numel()} columns, "
+                f"expected {num_matrices * cols}"
             )
         squares = squares.view(num_matrices, cols)
         if only is not None:
             squares = squares[only : only + 1]
         mean = squares.mean(1, keepdim=True)
-        # Of experts that no token chose nothing is known.
+        # An expert that no token was routed to has no statistics: its columns count alike.
         relative = torch.where(mean > 0, squares / mean.clamp_min(torch.finfo(torch.float32).tiny), 1.0)
         return relative.clamp_min(_LEAST)
 
     def must_fit(self, sizes: Mapping[str, tuple[int, int]], wanted: Collection[str]) -> None:
-        """Check that the model is the one that this comes from.
+        """Check that this importance matrix was made for the model.
 
-        :param sizes: of all of the model's tensors, by GGUF name: how many matrices there are in one, and their columns
-        :param wanted: the tensors whose importance will be asked for
-        :raises CheckpointError: it is another
+        :param sizes: the number of matrices and of columns of every tensor of the model, by GGUF name
+        :param wanted: the tensors that will be quantized
+        :raises CheckpointError: it was made for another model
         """
         for name in self.sums:
             if name not in sizes and name not in _ENDS:
-                raise CheckpointError(f"{self.source} is of another model: tensor {shown(name)} is none of this one")
+                raise CheckpointError(f"{self.source} is for another model: tensor {shown(name)} is not in this one")
             if name in sizes:
                 self.of(name, *sizes[name])
         missing = [name for name in wanted if name not in self.sums and name not in _ENDS]
         layers = {_layer(name) for name in self.sums}
         foreign = next((name for name in missing if _layer(name) not in layers), None)
         if foreign is not None:
-            raise CheckpointError(f"{self.source} is of another model: it has nothing of tensor {shown(foreign)}")
+            raise CheckpointError(f"{self.source} is for another model: it has no values for tensor {shown(foreign)}")
         if missing:
-            _log.warning("%s says nothing of %d matrices, such as %s.", self.source, len(missing), missing[0])
+            _log.warning("%s has no values for %d matrices, such as %s.", self.source, len(missing), missing[0])
 
 
 def write_importance(matrix: ImportanceMatrix, path: Path, *, chunk_tokens: int, setting: str) -> None:
-    """Write a matrix in llama.cpp's form, as GGUF. The file is whole or not there.
+    """Write an importance matrix as llama.cpp's GGUF. The file is created complete or not at all.
 
-    :param matrix: one that counts tokens
-    :param chunk_tokens: of the pieces that its texts were cut into
-    :param setting: what the user names the path by, for errors
+    :param matrix: its counts must be numbers of tokens
+    :param chunk_tokens: how many tokens a chunk of its texts has
+    :param setting: the user's name of the path's setting, for errors
     :raises ConfigError: the path exists, its directory does not, or the package gguf is not installed
     :raises CheckpointError: the file cannot be written
     """
@@ -171,9 +173,10 @@ def _layer(name: str) -> str:
 
 
 def read_importance(path: Path) -> ImportanceMatrix:
-    """Read a file of llama.cpp's, of either form.
+    """Read llama.cpp's file, in either format.
 
-    :raises CheckpointError: it is none, is cut off, or holds what no mean square can be
+    :raises CheckpointError: the file is not an importance matrix, is truncated, or has values that are negative or not
+        finite
     """
     file = WeightFile(path)
     try:
@@ -186,7 +189,7 @@ def read_importance(path: Path) -> ImportanceMatrix:
     for name, sums in matrix.sums.items():
         for values in (sums, matrix.counts[name]):
             if not bool((values.isfinite() & (values >= 0)).all()):
-                raise _refused(path, f"the importance of tensor {shown(name)} holds what is no mean square")
+                raise _refused(path, f"tensor {shown(name)} has values that are negative or not finite")
     return matrix
 
 
@@ -195,7 +198,7 @@ def _from_gguf(path: Path) -> ImportanceMatrix:
     try:
         kind = file.metadata.get("general.type")
         if kind != "imatrix":
-            raise _refused(path, f"it is a GGUF {shown(kind or 'file without a type')}")
+            raise _refused(path, f"its general.type must be 'imatrix', found {shown(kind or 'none')}")
         sums: dict[str, Tensor] = {}
         counts: dict[str, Tensor] = {}
         for stored, tensor in file.tensors.items():
@@ -203,10 +206,10 @@ def _from_gguf(path: Path) -> ImportanceMatrix:
                 continue
             name = stored.removesuffix(_SUMS)
             if name + _COUNTS not in file.tensors:
-                raise _refused(path, f"tensor {shown(name)} has sums and no counts")
+                raise _refused(path, f"tensor {shown(name)} has sums but no counts")
             values, count = tensor.decoded(), file.tensors[name + _COUNTS].decoded().flatten()
             if not count.numel() or values.numel() % count.numel():
-                raise _refused(path, f"tensor {shown(name)} has {count.numel()} counts of {values.numel()} sums")
+                raise _refused(path, f"tensor {shown(name)} has {count.numel()} counts for {values.numel()} sums")
             sums[name], counts[name] = values.view(count.numel(), -1), count
         texts, num_chunks = file.metadata.get(_TEXTS), file.metadata.get(_NUM_CHUNKS)
     finally:
@@ -223,8 +226,8 @@ def _from_gguf(path: Path) -> ImportanceMatrix:
 
 
 class _Legacy:
-    """Reads the binary form: a number of entries, and of each its name, a divisor and its numbers; what follows says
-    how much text there was.
+    """Reads the older binary format: the number of entries, then each entry's name, divisor and values. The trailer,
+    which describes the text, is ignored.
     """
 
     def __init__(self, file: WeightFile) -> None:
@@ -234,17 +237,17 @@ class _Legacy:
     def matrix(self) -> ImportanceMatrix:
         count = self._int()
         if not 0 < count <= _MOST_ENTRIES:
-            raise self._malformed(f"it would have {count} entries")
+            raise self._malformed(f"it declares {count} entries")
         sums: dict[str, Tensor] = {}
         counts: dict[str, Tensor] = {}
         for _ in range(count):
             length = self._int()
             if not 0 < length <= _LONGEST_NAME:
-                raise self._malformed(f"a name would have {length} bytes")
+                raise self._malformed(f"it declares a name of {length} bytes")
             name = self._bytes(length).decode("utf-8", "replace")
             divisor, size = self._int(), self._int()
             if size < 1:
-                raise self._malformed(f"tensor {shown(name)} would have {size} numbers")
+                raise self._malformed(f"it declares tensor {shown(name)} with {size} values")
             sums[name] = torch.frombuffer(bytearray(self._bytes(4 * size)), dtype=torch.float32)[None]
             counts[name] = torch.tensor([float(max(divisor, 1))])
         return ImportanceMatrix(source=str(self._file.path), sums=sums, counts=counts, counts_tokens=False)
@@ -265,4 +268,4 @@ class _Legacy:
 
 
 def _refused(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"{path} is no importance matrix that can be read: {what}", path=path)
+    return CheckpointError(f"{path} cannot be read as an importance matrix: {what}", path=path)

@@ -1,9 +1,9 @@
-"""Keep what quantizing in situ makes in a file, so that the next start reads it instead.
+"""Cache the result of in-situ quantization in a file, so that the next start reads it instead of quantizing again.
 
-The file has what was read of each matrix, part by part as it was made, then an index in JSON that says where each part
-lies and its checksum, then the index's own place and checksum. It comes to its place when it is whole, and has no name
-until then, where the system has such files. What is read of it is compared with its checksum, and with what the
-checkpoint says of the matrix: a part that does not fit is quantized again.
+The file holds the quantized rows of all matrices, in parts, in the order in which they were made; then a JSON index
+with the offset and checksum of each part; then the offset, length and checksum of the index. It is renamed to its path
+once complete; until then it has no name (Linux) or a temporary one. A part with a wrong checksum or size is quantized
+again.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ Quantized = BlockMatrix | UnreadGroupedMatrix
 
 @frozen
 class _Part:
-    """Says where some consecutive rows of a matrix lie.
+    """Locates consecutive rows of a matrix in the file.
 
-    :ivar rows: the first, and the one after the last
-    :ivar offset: of their first byte
+    :ivar rows: the first row, and the row after the last
+    :ivar offset: the offset of their first byte
     """
 
     rows: tuple[int, int]
@@ -60,10 +60,11 @@ class _Part:
 
 
 class KeptWeights:
-    """Stands between quantization and what packs its results. Several threads may use it at once.
+    """Caches quantized matrices between quantization and packing. Thread-safe.
 
-    :param path: the file; its directory has to exist
-    :param identity: what the matrices are made from and by: a file that names something else is replaced
+    :param path: the file; its directory is created if necessary
+    :param identity: a hash of the source files, settings and code that determine the matrices: a file with another
+        identity is replaced
     """
 
     def __init__(self, path: Path, identity: str) -> None:
@@ -76,10 +77,10 @@ class KeptWeights:
         self._is_damaged = False
 
     def kept(self, name: str, made: Quantized) -> Quantized:
-        """Return a matrix whose rows come from the file, or go there as they are made.
+        """Return a matrix that reads its rows from the file, or writes them there as they are quantized.
 
-        :param name: tells it apart from the others, and says what it is quantized to
-        :param made: the matrix, which is quantized as its rows are read
+        :param name: a unique key, which includes the quantized type
+        :param made: the matrix, whose rows are quantized when they are read
         """
         if isinstance(made, UnreadGroupedMatrix):
             groups = _Groups(made)
@@ -97,7 +98,7 @@ class KeptWeights:
         return BlockMatrix(made.tensor_type, UnreadRows(shape=(shape[0], shape[1]), itemsize=1, read=blocks))
 
     def close(self, *, is_complete: bool) -> None:
-        """Move a new file to its place, unless loading has failed. Idempotent."""
+        """Move a new file to its path if loading is complete, or delete it. Idempotent."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -109,7 +110,7 @@ class KeptWeights:
             new.close(self._index() if is_complete else None)
 
     def _rows(self, name: str, rows: tuple[int, int], row_bytes: int, make: Callable[[], Tensor]) -> Tensor:
-        """Return some rows as bytes, ``[rows, row_bytes]``."""
+        """Read rows from the file, or make them; return their bytes, ``[rows, row_bytes]``."""
         found = self._read(name, rows, row_bytes) if self._file is not None else None
         if found is not None:
             return found
@@ -120,7 +121,7 @@ class KeptWeights:
         return made
 
     def _read(self, name: str, rows: tuple[int, int], row_bytes: int) -> Tensor | None:
-        """Read the parts that hold some rows; None: one is missing or damaged."""
+        """Read rows from the parts that hold them; None if a part is missing or damaged."""
         first, last = rows
         found: list[Tensor] = []
         for part in self._parts.get(name, ()):
@@ -152,8 +153,8 @@ class KeptWeights:
             _log.warning("%s does not hold %s as it was written: what is damaged is made anew.", self._path, name)
 
     def _open(self) -> WeightFile | None:
-        """Open the file and read its index; None: there is none that can be used."""
-        if not os.path.exists(self._path):  # which raises nothing, as Path.exists does where it may not look
+        """Open the file and read its index; None if there is no usable file."""
+        if not os.path.exists(self._path):  # Path.exists may raise PermissionError
             return None
         try:
             file = WeightFile(self._path)
@@ -188,8 +189,8 @@ class KeptWeights:
 
 
 class _NewFile:
-    """Writes parts to a file that takes the place of another when it is whole. Where that fails, nothing is left, and
-    loading goes on.
+    """Writes parts to a new file, which replaces the file at ``path`` once complete. If writing fails, the new file is
+    deleted and loading continues without it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -206,7 +207,7 @@ class _NewFile:
             self._failed(error)
 
     def written(self, rows: tuple[int, int], data: Tensor) -> _Part | None:
-        """Write some rows; None: that is not possible any more."""
+        """Write the bytes of some rows; None if writing has failed."""
         view = data.contiguous().view(-1).numpy().data
         with self._lock:
             if self._descriptor is None:
@@ -220,7 +221,7 @@ class _NewFile:
         return _Part(rows, offset, len(view), crc32(view))
 
     def close(self, index: bytes | None) -> None:
-        """End the file with its index and move it to its place; None: it is dropped."""
+        """Write the index and move the file to its path; without an index, delete the file."""
         if self._descriptor is None or index is None:
             self._drop()
             return
@@ -230,7 +231,7 @@ class _NewFile:
                 self._beside = _give_name(self._descriptor, self._path)
             os.close(self._descriptor)
             self._descriptor = None
-            # Not waited for until it is on the disk: what the machine loses with its power, checksums find missing.
+            # Without fsync: if a power failure loses data, the checksums detect it.
             os.replace(self._beside, self._path)
         except OSError as error:
             self._failed(error)
@@ -254,27 +255,28 @@ class _NewFile:
 
 
 def _open_beside(path: Path) -> tuple[int, Path | None]:
-    """Open a new file in a path's directory, and return its descriptor and its name; None: it has none, so that the
-    system removes it however this process ends, as it may by Ctrl-C while a model is loaded.
+    """Open a new file in the directory of a path; return its descriptor, and its name or None. The system removes a
+    file without a name however this process ends, such as by Ctrl-C while a model is loading.
     """
     if sys.platform == "linux" and os.path.isdir(_DESCRIPTORS):
-        with suppress(OSError):  # not every file system has such files
+        with suppress(OSError):  # not every file system supports O_TMPFILE
             return os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o600), None
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     return descriptor, Path(name)
 
 
 def _give_name(descriptor: int, path: Path) -> Path:
-    """Give a file that has no name one beside a path, and return it."""
+    """Link an unnamed file under a new temporary name in the directory of a path; return the name."""
     name = path.with_name(f".{path.name}.{uuid4().hex}")
-    # A place to start from, which a whole path does not need, has Python follow the link to the file.
+    # With src_dir_fd, Python calls linkat() with AT_SYMLINK_FOLLOW, as /proc/self/fd/N is a symlink; plain link() would
+    # not follow it. The descriptor itself is ignored, since the path is absolute.
     os.link(f"{_DESCRIPTORS}/{descriptor}", name, src_dir_fd=descriptor)
     return name
 
 
 class _Groups:
-    """Brings the parts of a grouped matrix's rows into bytes and back: codes, of 2 and 4 bits as a stream, then scales
-    and minima.
+    """Converts rows of a grouped matrix to bytes and back: codes (2- and 4-bit codes packed as a bit stream, others one
+    per byte), then float32 scales and minima.
     """
 
     def __init__(self, made: UnreadGroupedMatrix) -> None:
@@ -286,7 +288,7 @@ class _Groups:
         self.row_bytes = self._code_bytes + self._scale_bytes * (1 + made.has_minima)
 
     def bytes_of(self, first: int, last: int) -> Tensor:
-        """Have some rows made, and return them as bytes, ``[rows, row_bytes]``."""
+        """Quantize rows and return their bytes, ``[rows, row_bytes]``."""
         made = self._made.read(first, last)
         bits, codes = made.bits, made.codes.view(last - first, self._code_bytes, self._per_byte)
         packed = codes[:, :, 0].clone()
@@ -296,7 +298,7 @@ class _Groups:
         return torch.cat([packed, *(each.contiguous().view(torch.uint8) for each in of_groups)], dim=1)
 
     def matrix(self, data: Tensor) -> GroupedMatrix:
-        """Return the rows that are in bytes."""
+        """Return the rows that some bytes hold."""
         made, rows = self._made, len(data)
         sizes = [self._code_bytes] + [self._scale_bytes] * (1 + made.has_minima)
         codes, scales, *minima = torch.split(data, sizes, dim=1)
@@ -316,8 +318,8 @@ class _Groups:
 def _parts(entries: list[list[Any]], end: int) -> list[_Part]:
     """Read the parts of one matrix from the index.
 
-    :param end: of all parts
-    :raises ValueError: one cannot be; or another error where the index is none
+    :param end: the offset at which the last part ends
+    :raises ValueError: a part lies outside of the file's parts; a malformed index may raise other exceptions
     """
     found = [_Part((int(first), int(last)), int(at), int(size), int(sum_)) for first, last, at, size, sum_ in entries]
     if any(not 0 <= part.offset <= part.offset + part.num_bytes <= end for part in found):

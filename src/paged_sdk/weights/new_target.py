@@ -1,4 +1,4 @@
-"""Write files beside the place that they are for, to which they come all at once, and only if all are whole."""
+"""Create files and directories atomically: write beside the target, and rename once complete."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _ROOM_FOR_OTHER_FILES: Final = 1 << 26  # the tokenizer and the rest
 
 @contextmanager
 def new_file(target: Path, num_bytes: int, *, setting: str = "target") -> Iterator[Path]:
-    """Give the path of a file that becomes ``target`` when the block ends, and is removed when it raises.
+    """Yield a temporary path for the block to write to. The file becomes ``target`` when the block ends, and is deleted
+    if the block raises.
 
-    :param num_bytes: how many bytes of tensors it will hold
-    :param setting: what the user names the target by, for errors
+    :param num_bytes: how many bytes of tensors the file will hold
+    :param setting: the user's name of the target's setting, for errors
     :raises ConfigError: the target exists, or its directory does not
-    :raises CheckpointError: there is too little space, or the file cannot be written
+    :raises CheckpointError: there is too little disk space, or the file cannot be written
     """
     part = _beside(target)
     try:
@@ -40,8 +41,8 @@ def new_file(target: Path, num_bytes: int, *, setting: str = "target") -> Iterat
 
 @contextmanager
 def new_directory(target: Path, num_bytes: int) -> Iterator[Path]:
-    """Give the path of a directory that becomes ``target`` when the block ends, and is removed when it raises.
-    Parameters and errors are :func:`new_file`'s.
+    """Yield a new temporary directory, which becomes ``target`` when the block ends, and is deleted if the block
+    raises. Parameters and errors are those of :func:`new_file`.
     """
     part = _beside(target)
     try:
@@ -53,9 +54,9 @@ def new_directory(target: Path, num_bytes: int) -> Iterator[Path]:
 
 
 def must_be_new(target: Path, *, setting: str = "target") -> None:
-    """Refuse a target that would replace something.
+    """Check that a target does not exist but its directory does.
 
-    :raises ConfigError: it exists, or its directory does not
+    :raises ConfigError: the target exists, or its directory does not
     """
     if os.path.lexists(target):
         raise ConfigError.of(setting, str(target), "a path where nothing is yet")
@@ -69,7 +70,7 @@ def _beside(target: Path) -> Path:
 
 @contextmanager
 def _becoming(target: Path, part: Path, num_bytes: int, setting: str) -> Iterator[None]:
-    """Have what the block makes at one path become what is at another, where nothing may be before or by then."""
+    """Rename ``part`` to ``target`` after the block; the target must not exist before the block, nor after it."""
     must_be_new(target, setting=setting)
     try:
         free = shutil.disk_usage(target.parent).free

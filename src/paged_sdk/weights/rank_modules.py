@@ -1,4 +1,4 @@
-"""Read what sentence-transformers' files beside a checkpoint say of how texts are ranked."""
+"""Read how a checkpoint ranks texts, from sentence-transformers' files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from paged_sdk.weights.sentence_modules import read_modules, read_prompts
 
 __all__ = ["RankModules", "read_rank_modules"]
 
-# What it gives to the tokenizer, not to the template.
+# Keys of ``processing_kwargs`` that are passed to the tokenizer, not to the chat template.
 _OF_TOKENIZERS: Final = frozenset({"padding", "truncation", "max_length", "return_tensors", "restore_suffix"})
 _GENERATION: Final = "add_generation_prompt"
 
 
 @frozen(kw_only=True)
 class RankModules:
-    """Is what the files say. Fields are those of :class:`~paged_sdk.config.ranking.RankRecipe`, as far as they go.
+    """Holds the settings of the files. The fields are those of :class:`~paged_sdk.config.ranking.RankRecipe` that the
+    files determine.
 
-    :ivar form: None: both texts are written as the tokenizer writes a pair
+    :ivar form: None: both texts are encoded as a pair by the tokenizer
     """
 
     answer: AnswerTokens | None = None
@@ -35,9 +36,9 @@ class RankModules:
 
 
 def read_rank_modules(directory: Path) -> RankModules | None:
-    """Read the files; None: there are none, or they say that texts become vectors.
+    """Read the files; None if there are none, or if their modules do not rank texts.
 
-    :raises CheckpointError: a file cannot be read, or has values that mean nothing
+    :raises CheckpointError: a file cannot be read, or has invalid values
     """
     modules = read_modules(directory)
     match [] if modules is None else [module.kind for module in modules]:

@@ -1,4 +1,4 @@
-"""Read the files that sentence-transformers writes beside a checkpoint: its modules, and the prompts of its texts."""
+"""Read the modules and prompts that sentence-transformers stores beside a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MOST_MODULES: Final = 16
 
 @frozen
 class SentenceModule:
-    """Is one of the steps that texts go through.
+    """Holds one module of a sentence-transformers pipeline.
 
-    :ivar kind: the name of its class
-    :ivar directory: where its own files are
+    :ivar kind: the name of the module's class
+    :ivar directory: the directory of the module's files
     """
 
     kind: str
@@ -30,9 +30,9 @@ class SentenceModule:
 
 
 def read_modules(directory: Path) -> list[SentenceModule] | None:
-    """Return the modules of a checkpoint, in order, of many the first ones; None: it does not say any.
+    """Return the checkpoint's modules in order, at most the first 16; None if it has no modules.json.
 
-    :raises CheckpointError: modules.json cannot be read, or names a directory outside of the checkpoint's
+    :raises CheckpointError: modules.json cannot be read, or names a directory outside of the checkpoint
     """
     path = directory / "modules.json"
     if not is_file(path):
@@ -52,9 +52,9 @@ def read_modules(directory: Path) -> list[SentenceModule] | None:
 
 
 def read_prompts(directory: Path) -> tuple[Mapping[str, str], str | None]:
-    """Return the texts to put before a text, by name, and the name of the one that is put there where none is named.
+    """Return the prompts (prefixes of texts) by name, and the name of the default prompt or None.
 
-    :raises CheckpointError: config_sentence_transformers.json cannot be read, or has other values
+    :raises CheckpointError: config_sentence_transformers.json cannot be read, or has invalid values
     """
     path = directory / "config_sentence_transformers.json"
     settings = read_json_if_there(path)
@@ -70,7 +70,7 @@ def read_prompts(directory: Path) -> tuple[Mapping[str, str], str | None]:
 
 
 def _relative(path: Path, value: object) -> str:
-    """Return the directory of a module, which lies within the checkpoint's."""
+    """Return the path of a module's directory, after checking that it lies within the checkpoint's directory."""
     if not isinstance(value, str) or value.startswith("/") or ".." in Path(value).parts or "\0" in value:
         raise CheckpointError(f"{path}: path = {shown(value)}: expected a directory beside it", path=path)
     return value

@@ -1,4 +1,4 @@
-"""Define the one interface through which models read every kind of checkpoint."""
+"""Define the interface through which models read checkpoints of any format."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class WeightSource(Protocol):
         ...
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return one tensor, decoded where it is stored quantized.
+        """Return one tensor, dequantized if necessary.
 
-        The result owns its memory: it stays as it is after :meth:`close`, and whatever happens to the file.
+        The result owns its memory: it stays valid after :meth:`close`, and does not change with the file.
 
         :param dtype: the dtype of the result
         :param device: the device of the result
@@ -45,11 +45,11 @@ class WeightSource(Protocol):
         ...
 
     def matrix(self, name: str) -> StoredMatrix:
-        """Return one matrix as it is stored; a tensor with more than two dimensions becomes its matrices one below the
-        other.
+        """Return one matrix as it is stored; a tensor with more than two dimensions is flattened to ``[rows, cols]``,
+        its matrices stacked vertically.
 
-        Its numbers may be read when they are asked for, from some rows at a time to all, and each time anew: until the
-        source is closed, which raises the errors of :meth:`tensor`.
+        Rows may be read on demand, any number at a time, and again on each access. Reading raises the errors of
+        :meth:`tensor`, so the source must stay open.
 
         :param name: the name of a tensor with at least two dimensions
         :raises CheckpointError: there is no tensor of that name, the source is closed, or its file has changed
@@ -63,8 +63,8 @@ class WeightSource(Protocol):
 
 @runtime_checkable
 class OfFiles(Protocol):
-    """Knows the files that tensors come from, for the text of errors; a source of tensors need not."""
+    """Names the files that tensors come from, for error messages; optional for a :class:`WeightSource`."""
 
     def path_of(self, name: str) -> Path:
-        """Return the file that holds a tensor; for one that does not exist, where it was looked for."""
+        """Return the file that holds a tensor; for a missing tensor, the path that was searched."""
         ...

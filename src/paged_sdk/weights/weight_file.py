@@ -1,7 +1,7 @@
-"""Read parts of a file of weights into memory of their own.
+"""Read ranges of a weight file into memory of their own.
 
-Nothing is mapped: a mapped file that is cut off would end the process, and one that is overwritten would change a model
-that is running. What has been read stays as it was, whatever happens to the file.
+Files are not mapped: if a mapped file is truncated, the process dies with SIGBUS; if it is overwritten, the weights of
+a running model change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["WeightFile"]
 
 
 class WeightFile:
-    """Reads a file that is not to change until it is closed. Several threads may read at once.
+    """Reads a file, which must not change while it is open. Several threads may read at once.
 
     :ivar path: the file
     :ivar size: its length in bytes
@@ -59,7 +59,7 @@ class WeightFile:
         self._file = None
 
     def __del__(self) -> None:
-        # A source that is dropped instead of closed, as after an error, needs no warning.
+        # Close here, so that a source that is dropped unclosed, as after an error, causes no ResourceWarning.
         if getattr(self, "_file", None) is not None:
             self.close()
 
@@ -68,6 +68,6 @@ class WeightFile:
         if self._file is None:
             raise CheckpointError(f"{self.path} is closed", path=self.path)
         count = self._file.read_into(offset, target)
-        now = self._file.stat()  # afterwards, so that what was written meanwhile is seen
+        now = self._file.stat()  # after reading, to detect changes during it
         if count < len(target) or (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise CheckpointError(f"{self.path} was changed while it was being loaded", path=self.path)

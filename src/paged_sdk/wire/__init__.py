@@ -1,1 +1,1 @@
-"""Maps what comes over a wire to the SDK's types and back: one file per API, no input or output of its own."""
+"""Converts HTTP bodies to the SDK's types and back: one file per API, without any I/O."""

@@ -1,4 +1,4 @@
-"""Maps the loading and unloading of adapters, under the names that vLLM's server has for it."""
+"""Describes the bodies that load and unload adapters, with the field names of vLLM's server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["LOAD_ADAPTER", "UNLOAD_ADAPTER", "LoadAdapterBody", "UnloadAdapterBo
 
 
 class LoadAdapterBody(TypedDict, total=False):
-    """Is what a client sends to ``/v1/load_lora_adapter``."""
+    """Describes the body of ``/v1/load_lora_adapter``."""
 
     lora_name: Required[Annotated[str, Bounds(1, 256), "Its name, to be used as a model."]]
     lora_path: Required[Annotated[str, Bounds(1, 4096), "Its path in the server's adapter folder."]]
@@ -18,7 +18,7 @@ class LoadAdapterBody(TypedDict, total=False):
 
 
 class UnloadAdapterBody(TypedDict, total=False):
-    """Is what a client sends to ``/v1/unload_lora_adapter``."""
+    """Describes the body of ``/v1/unload_lora_adapter``."""
 
     lora_name: Required[Annotated[str, "Its name."]]
     lora_int_id: Annotated[None, "adapters are told apart by their names"]

@@ -1,11 +1,11 @@
-"""Defines what every API that generates text has in common: what a body asks for, and how its answer is written."""
+"""Defines what the APIs that generate text have in common: a parsed request (``Call``) and a writer of its events."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from attrs import field, frozen
 
@@ -15,12 +15,12 @@ from paged_sdk.wire.problem import Problem
 __all__ = ["Answer", "AnswerStream", "Call", "ChatCall", "EventWriter", "event"]
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-"""Made once: making one takes as long as writing an event of one token."""
+"""Made once: constructing an encoder takes as long as encoding an event of one token."""
 
 _LINE_ENDS: Final = tuple((end, f"\\u{ord(end):04x}") for end in "\x85\u2028\u2029")
-"""JSON may hold them as they are, and events, too. But ``str.splitlines`` cuts there, and with it whoever reads events
-line by line by Python's HTTP clients: half of a text's JSON is none. To replace each takes a microsecond, while
-``str.translate`` takes a hundred.
+"""Characters that JSON and server-sent events may contain unescaped, but at which ``str.splitlines`` splits lines:
+clients that read events line by line with Python's HTTP libraries would get truncated JSON. Each replacement takes a
+microsecond; ``str.translate`` takes a hundred.
 """
 
 AnswerT = TypeVar("AnswerT", bound="Answer")
@@ -32,7 +32,7 @@ ChunkT_contra = TypeVar("ChunkT_contra", contravariant=True)
 
 
 class Answer(Protocol):
-    """Is a whole answer of a model's: a ``ChatCompletionResponse`` or a ``CompletionResponse``."""
+    """Describes a whole answer: a ``ChatCompletionResponse`` or a ``CompletionResponse``."""
 
     @property
     def id(self) -> str: ...
@@ -42,7 +42,7 @@ class Answer(Protocol):
 
 
 class AnswerStream(Protocol[AnswerT_co, ChunkT_co]):
-    """Is an answer on its way: a ``ChatStream`` or a ``CompletionStream``."""
+    """Describes the stream of an answer: a ``ChatStream`` or a ``CompletionStream``."""
 
     async def __anext__(self) -> ChunkT_co: ...
 
@@ -58,10 +58,10 @@ class AnswerStream(Protocol[AnswerT_co, ChunkT_co]):
 
 
 class EventWriter(Protocol[AnswerT_contra, ChunkT_contra]):
-    """Writes one streamed answer as server-sent events. What it returns may be several events, or none."""
+    """Writes one streamed answer as server-sent events. Each method returns any number of events, including none."""
 
     def begin(self, answer: AnswerT_contra) -> str:
-        """Write what comes before the first chunk.
+        """Write the events before the first chunk.
 
         :param answer: the answer so far, which is empty
         """
@@ -72,71 +72,75 @@ class EventWriter(Protocol[AnswerT_contra, ChunkT_contra]):
         ...
 
     def end(self, answer: AnswerT_contra) -> str:
-        """Write what comes after the last chunk.
+        """Write the events after the last chunk.
 
         :param answer: the whole answer
         """
         ...
 
     def failed(self, problem: Problem) -> str:
-        """Write why no more comes."""
+        """Write the error that ends the stream."""
         ...
 
 
 class Call(Protocol[AnswerT, ChunkT]):
-    """Is what one body asks of a model."""
+    """Describes a parsed request."""
 
     @property
     def model(self) -> str:
-        """Return the name of the model, or of an adapter, that is asked."""
+        """Return the name of the model or adapter that the client asks for."""
         ...
 
     @property
     def label(self) -> str | None:
-        """Return for whom it is, as the client says."""
+        """Return the client's label for the end user."""
         ...
 
     @property
     def is_streamed(self) -> bool:
-        """Tell whether the answer is to come piece by piece."""
+        """Tell whether the client wants a stream."""
         ...
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Return what this body calls fields that another one says the same by, for errors."""
+        """Map names of fields in errors to this API's names of these fields."""
+        ...
+
+    def with_defaults(self, model: Model) -> Call[AnswerT, ChunkT]:
+        """Return the request with the model's defaults for those unset fields that the answer repeats."""
         ...
 
     def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> AnswerStream[AnswerT, ChunkT]:
-        """Ask a model.
+        """Send the request to a model.
 
-        :param adapter: the loaded adapter that the texts go through
-        :param timeout: seconds that it may take
-        :raises PagedError: the model refuses it
+        :param adapter: the loaded adapter to use
+        :param timeout: time limit in seconds
+        :raises PagedError: the model refuses the request
         """
         ...
 
     async def collect(self, model: Model, *, adapter: str | None, timeout: float | None) -> AnswerT:
-        """Ask a model, and return the whole answer. The parameters are those of :meth:`send`.
+        """Send the request to a model and return the whole answer. The parameters are those of :meth:`send`.
 
-        :raises PagedError: the model refuses it, or fails
+        :raises PagedError: the model refuses the request, or fails
         """
         ...
 
     def response(self, answer: AnswerT) -> Mapping[str, Any]:
-        """Return the whole answer in the API's form."""
+        """Return a whole answer in the API's form."""
         ...
 
     def writer(self) -> EventWriter[AnswerT, ChunkT]:
-        """Return what writes the answer as events."""
+        """Return a writer of the answer's events."""
         ...
 
 
 @frozen(kw_only=True)
 class ChatCall:
-    """Is what a body asks of a model that continues a conversation, whatever the API.
+    """Holds a parsed chat request; each chat API has a subclass.
 
-    :ivar has_one_call: whether an answer calls one tool at most
-    :ivar label: for whom it is
+    :ivar has_one_call: whether an answer has at most one tool call
+    :ivar label: the client's label for the end user
     :ivar names: see :attr:`Call.names`
     """
 
@@ -147,20 +151,24 @@ class ChatCall:
     label: str | None = None
     names: Mapping[str, str] = field(factory=dict)
 
-    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
-        """Ask a model.
+    def with_defaults(self, model: Model) -> Self:
+        """Return the request itself: the answers of most APIs repeat no field that may be unset."""
+        return self
 
-        :param adapter: the loaded adapter that the texts go through
-        :param timeout: seconds that it may take
-        :raises PagedError: the model refuses it
+    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
+        """Send the request to a model.
+
+        :param adapter: the loaded adapter to use
+        :param timeout: time limit in seconds
+        :raises PagedError: the model refuses the request
         """
         asked = self.request if adapter is None else self.request.with_adapter(adapter)
         return model.stream_chat_request(asked if timeout is None else asked.with_timeout(timeout))
 
     async def collect(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatCompletionResponse:
-        """Ask a model, and return the whole answer. The parameters are those of :meth:`send`.
+        """Send the request to a model and return the whole answer. The parameters are those of :meth:`send`.
 
-        :raises PagedError: the model refuses it, or fails
+        :raises PagedError: the model refuses the request, or fails
         """
         return await self.send(model, adapter=adapter, timeout=timeout).collect()
 
@@ -168,7 +176,7 @@ class ChatCall:
 def event(data: Mapping[str, Any], name: str | None = None) -> str:
     """Return a server-sent event.
 
-    :param name: the event's, for APIs that name them
+    :param name: the event's name, in APIs that name events
     """
     text = _ENCODER.encode(data)
     if not text.isascii():

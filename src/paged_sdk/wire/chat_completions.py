@@ -1,4 +1,4 @@
-"""Maps OpenAI's chat completions."""
+"""Maps OpenAI's chat completions API."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ __all__ = [
 
 
 class StreamOptions(TypedDict, total=False):
-    """Says what a stream holds beside the answer."""
+    """Sets what a stream holds beside the answer."""
 
     include_usage: Annotated[bool | None, "Whether a chunk with the usage comes last."]
     include_obfuscation: Annotated[Literal[False] | None, "there is none"]
 
 
 class JsonSchema(TypedDict, total=False):
-    """Describes the JSON that an answer is to be."""
+    """Holds a JSON schema that the answer must match."""
 
     name: Required[str]
     schema: Required[dict[str, Any]]
@@ -62,7 +62,7 @@ class JsonObjectFormat(TypedDict):
 
 
 class JsonSchemaFormat(TypedDict):
-    """Asks for JSON of a schema."""
+    """Asks for JSON that matches a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -82,21 +82,21 @@ class NamedTool(TypedDict):
 
 
 class TextPart(TypedDict):
-    """Is a text within a message."""
+    """Holds a text within a message."""
 
     type: Literal["text"]
     text: str
 
 
 class ImageUrl(TypedDict, total=False):
-    """Holds an image."""
+    """Holds an image's URL."""
 
     url: Required[str]
     detail: Annotated[Literal["auto"] | None, "images are seen as the model does"]
 
 
 class ImagePart(TypedDict):
-    """Is an image within a message."""
+    """Holds an image within a message."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
@@ -109,26 +109,26 @@ class Parts(TypedDict):
 
 
 class PredictedContent(TypedDict):
-    """Says what the answer will likely be."""
+    """Predicts the answer, for speculative decoding."""
 
     type: Literal["content"]
     content: str | list[TextPart]
 
 
 class CacheOptions(TypedDict, total=False):
-    """Says how prefixes are cached."""
+    """Sets how prefixes are cached."""
 
     mode: Annotated[Literal["implicit"] | None, "every prefix is cached"]
 
 
 class TemplateArguments(TypedDict, total=False):
-    """Holds what the chat template gets."""
+    """Holds variables for the chat template."""
 
     enable_thinking: bool | None
 
 
 class ChatCompletionBody(SamplingFields, total=False):
-    """Is what a client sends to ``/v1/chat/completions``."""
+    """Describes the body of ``/v1/chat/completions``."""
 
     model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     messages: Required[Annotated[list[dict[str, Any]], Bounds(1), "The conversation so far."]]
@@ -142,7 +142,7 @@ class ChatCompletionBody(SamplingFields, total=False):
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None
     tools: Annotated[list[dict[str, Any]] | None, "Functions that the model may call."]
     tool_choice: Annotated[
-        Literal["auto", "none", "required"] | NamedTool | None, "Whether it calls any, and which one."
+        Literal["auto", "none", "required"] | NamedTool | None, "Whether the model calls a tool, and which one."
     ]
     parallel_tool_calls: Annotated[bool | None, "False: at most one call."]
     prediction: Annotated[PredictedContent | None, "The expected answer, which makes it faster."]
@@ -151,7 +151,7 @@ class ChatCompletionBody(SamplingFields, total=False):
     chat_template_kwargs: Annotated[TemplateArguments | None, "Extension: the same."]
     thinking_budget: Annotated[int | None, Bounds(1), "Extension: tokens after which reasoning ends."]
     continue_final_message: Annotated[bool | None, "Extension: whether to continue the last message, the assistant's."]
-    add_generation_prompt: Annotated[bool | None, "Extension: not continue_final_message, with which it is given."]
+    add_generation_prompt: Annotated[bool | None, "Extension: the opposite of continue_final_message."]
     prompt_logprobs: Annotated[int | None, Bounds(0, 20), "Extension: logprobs of the prompt's tokens."]
     safety_identifier: Annotated[str | None, "A label for the end user, for the server's log."]
     prompt_cache_key: Annotated[str | None, "A group of similar prompts; all groups share one cache."]
@@ -175,12 +175,12 @@ _PARTS: Final = BodyReader(Parts)
 
 @frozen(kw_only=True)
 class ChatCompletionCall(ChatCall):
-    """Is what a body asks of a model."""
+    """Holds a parsed request."""
 
     includes_usage: bool = False
 
     def response(self, answer: ChatCompletionResponse) -> dict[str, Any]:
-        """Return the whole answer as OpenAI's API has it."""
+        """Return a whole answer in the form of OpenAI's API."""
         body = {**answer.to_dict(), "model": self.model}
         if self.has_one_call:
             for choice in body["choices"]:
@@ -188,7 +188,7 @@ class ChatCompletionCall(ChatCall):
         return body
 
     def writer(self) -> _ChunkWriter:
-        """Return what writes the answer as events."""
+        """Return a writer of the answer's events."""
         return _ChunkWriter(self)
 
 
@@ -218,7 +218,7 @@ class _ChunkWriter:
 
 
 def chunk_events(body: dict[str, Any], *, includes_usage: bool) -> str:
-    """Write a chunk, whose usage comes in a chunk of its own, if it was asked for."""
+    """Write a chunk's events; its usage, if requested, becomes a chunk of its own."""
     usage = body.pop("usage")
     if not includes_usage:
         return event(body) if body["choices"] else ""
@@ -227,16 +227,16 @@ def chunk_events(body: dict[str, Any], *, includes_usage: bool) -> str:
 
 
 def _replace_calls(message: dict[str, Any], calls: list[dict[str, Any]]) -> None:
-    """Have a message, or a delta of one, call these tools alone."""
+    """Replace the tool calls of a message, or of a delta, by these."""
     message.pop("tool_calls", None)
     if calls:
         message["tool_calls"] = calls
 
 
 def read_chat_completion(value: object) -> ChatCompletionCall:
-    """Return what a body asks for.
+    """Parse a body.
 
-    :raises PagedError: it is malformed, or asks for what there is not
+    :raises PagedError: the body is malformed, or asks for something unsupported
     """
     body = CHAT_COMPLETION.read(value)
     is_streamed = body.get("stream") or False

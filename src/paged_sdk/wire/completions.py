@@ -1,9 +1,9 @@
-"""Maps OpenAI's completions of plain text."""
+"""Maps OpenAI's completions API, for plain text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, Required, TypeAlias
+from typing import Annotated, Any, Final, Literal, Required
 
 from attrs import evolve, field, frozen
 
@@ -21,30 +21,26 @@ from paged_sdk.wire.body import BodyReader, Bounds
 from paged_sdk.wire.call import event
 from paged_sdk.wire.chat_completions import StreamOptions, chunk_events, includes_usage
 from paged_sdk.wire.echo import Echo
+from paged_sdk.wire.limits import NUM_PROMPTS, TokenIds
 from paged_sdk.wire.problem import Problem, openai_error
 from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling
 
-__all__ = ["COMPLETION", "CompletionCall", "TokenIds", "read_completion"]
-
-FEW: Final = Bounds(1, 1024)
-"""Prompts are requests each: more would keep all others from being answered while they are taken."""
-TokenIds: TypeAlias = Annotated[list[int], Bounds(1, 1 << 20)]
-"""No context has more, and to look at them takes 50 ms."""
+__all__ = ["COMPLETION", "CompletionCall", "read_completion"]
 
 DEFAULT_MAX_TOKENS: Final = 16
-"""As in OpenAI's API: a plain text has no end of its own."""
+"""OpenAI's default: a plain text has no natural end."""
 
 NAMES: Final[Mapping[str, str]] = {"response_format": "grammar"}
-"""Maps the name of a field of chat completions to that of plain texts, which have no format."""
+"""Maps a field name of chat completions to that of this API, which has no response format."""
 
 
 class CompletionBody(SamplingFields, total=False):
-    """Is what a client sends to ``/v1/completions``."""
+    """Describes the body of ``/v1/completions``."""
 
     model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     prompt: Required[
         Annotated[
-            str | Annotated[list[str], FEW] | TokenIds | Annotated[list[TokenIds], FEW],
+            str | Annotated[list[str], NUM_PROMPTS] | TokenIds | Annotated[list[TokenIds], NUM_PROMPTS],
             "A text or token ids to continue, or several of them.",
         ]
     ]
@@ -63,12 +59,12 @@ COMPLETION: Final = BodyReader(CompletionBody)
 
 @frozen(kw_only=True)
 class CompletionCall:
-    """Is what a body asks of a model.
+    """Holds a parsed request.
 
-    :ivar options: what it says beside prompts and sampling
-    :ivar echoed: the prompts, if texts are to begin with them
-    :ivar echoes_logprobs: whether texts are to begin with their prompts, and logprobs with those of these
-    :ivar label: for whom it is
+    :ivar options: the settings beside prompts and sampling
+    :ivar echoed: the prompts, if each text begins with its prompt and no logprobs are returned
+    :ivar echoes_logprobs: whether each text begins with its prompt, and the logprobs with those of the prompt
+    :ivar label: the client's label for the end user
     :ivar names: see :attr:`~paged_sdk.wire.call.Call.names`
     """
 
@@ -83,20 +79,24 @@ class CompletionCall:
     label: str | None = None
     names: Mapping[str, str] = NAMES
 
-    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> CompletionStream:
-        """Ask a model.
+    def with_defaults(self, model: Model) -> CompletionCall:
+        """Return the request itself: an answer repeats no field that may be unset."""
+        return self
 
-        :param adapter: the loaded adapter that the texts go through
-        :param timeout: seconds that it may take
-        :raises PagedError: the model refuses it
+    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> CompletionStream:
+        """Send the request to a model.
+
+        :param adapter: the loaded adapter to use
+        :param timeout: time limit in seconds
+        :raises PagedError: the model refuses the request
         """
         options: CompletionOptions = {**self.options, "adapter": adapter, "timeout": timeout}
         return model.stream_completion_request(self.prompt, self.sampling, **options)
 
     async def collect(self, model: Model, *, adapter: str | None, timeout: float | None) -> CompletionResponse:
-        """Ask a model, and return the whole answer. The parameters are those of :meth:`send`.
+        """Send the request to a model and return the whole answer. The parameters are those of :meth:`send`.
 
-        :raises PagedError: the model refuses it, or fails
+        :raises PagedError: the model refuses the request, or fails
         """
         if not self.echoes_logprobs:
             return await self.send(model, adapter=adapter, timeout=timeout).collect()
@@ -110,20 +110,20 @@ class CompletionCall:
         return evolve(answer, choices=choices, prompt_logprobs=None)
 
     def response(self, answer: CompletionResponse) -> dict[str, Any]:
-        """Return the whole answer as OpenAI's API has it."""
+        """Return a whole answer in the form of OpenAI's API."""
         body = {**answer.to_dict(), "model": self.model}
         for choice in body["choices"]:
             choice["text"] = self.echo(choice["index"]) + choice["text"]
-            if self.echoes_logprobs:  # what nothing comes before has none
+            if self.echoes_logprobs:  # the first token has none: nothing precedes it
                 choice["logprobs"]["token_logprobs"][0] = choice["logprobs"]["top_logprobs"][0] = None
         return body
 
     def writer(self) -> _TextWriter:
-        """Return what writes the answer as events."""
+        """Return a writer of the answer's events."""
         return _TextWriter(self)
 
     def echo(self, index: int) -> str:
-        """Return what a choice begins with."""
+        """Return the prompt to prepend to a choice, or an empty string."""
         return self.echoed[index // self.sampling.n_choices] if self.echoed else ""
 
 
@@ -157,9 +157,9 @@ class _TextWriter:
 
 
 def read_completion(value: object) -> CompletionCall:
-    """Return what a body asks for.
+    """Parse a body.
 
-    :raises PagedError: it is malformed, or asks for what there is not
+    :raises PagedError: the body is malformed, or asks for something unsupported
     """
     body = COMPLETION.read(value)
     is_streamed = body.get("stream") or False
@@ -189,7 +189,7 @@ def read_completion(value: object) -> CompletionCall:
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> Sequence[str | list[int]]:
-    """Return one or several prompts as several."""
+    """Return one or several prompts as a list."""
     if isinstance(prompt, str):
         return [prompt]
     return [each for each in prompt if not isinstance(each, int)] or [
@@ -213,5 +213,5 @@ def _echoed(body: CompletionBody) -> tuple[str, ...]:
     prompts = _prompts(body["prompt"])
     texts = tuple(each for each in prompts if isinstance(each, str))
     if len(texts) != len(prompts):
-        raise InvalidRequestError.of("echo", True, "false for token ids, but for logprobs")
+        raise InvalidRequestError.of("echo", True, "false for a prompt of token ids without logprobs")
     return texts

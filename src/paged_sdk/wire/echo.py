@@ -1,4 +1,4 @@
-"""Put prompts before the texts that continue them, with the logprobs of their tokens."""
+"""Prepends prompts, with the logprobs of their tokens, to their completions (``echo`` with ``logprobs``)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["Echo"]
 
 @frozen
 class Echo:
-    """Is a prompt, to be shown before each of its texts.
+    """Holds a prompt that is prepended to each of its completions.
 
-    :ivar token_ids: its tokens
+    :ivar token_ids: the prompt's tokens
     :ivar text: their text
-    :ivar first: the first of them, before which there is nothing that it could have a logprob after
+    :ivar first: the first token, which has no logprob because nothing precedes it: 0 stands in
     """
 
     token_ids: list[int]
@@ -24,12 +24,12 @@ class Echo:
 
     @classmethod
     async def of(cls, model: Model, prompt: str | list[int], name: str = "prompt") -> Echo:
-        """Look up a prompt's tokens, or their text.
+        """Tokenize a prompt given as text, or decode one given as token ids.
 
-        A token that a tokenizer puts before every text has no characters in it.
+        A BOS token that the tokenizer adds has no characters of the text: its ``bytes`` are empty.
 
-        :param name: what errors call it
-        :raises InvalidRequestError: it is no Unicode, or has a token that is outside the vocabulary
+        :param name: the prompt's name in errors
+        :raises InvalidRequestError: a text is not valid Unicode, or a token id is outside the vocabulary
         """
         try:
             if isinstance(prompt, str):
@@ -44,15 +44,15 @@ class Echo:
         return cls(token_ids, text, first)
 
     def before(self, choice: CompletionChoice) -> CompletionChoice:
-        """Return a choice of the prompt with it before the text, and the logprobs of its tokens, which the choice has,
-        before those of the text. That of the first token is 0.
+        """Return a choice with the prompt prepended to its text, and ``prompt_logprobs`` prepended to its logprobs. The
+        first token's logprob is 0.
         """
         first = self.first
         of_rest: tuple[TokenLogprob, ...] = ()
         if choice.prompt_logprobs is not None:
             of_rest = choice.prompt_logprobs.content
             rest, data = b"".join(bytes(token.bytes) for token in of_rest), self.text.encode()
-            if data.endswith(rest):  # a token that ends amid a character has no text to look for
+            if data.endswith(rest):  # by bytes: a token that ends within a character has no text
                 first = evolve(first, bytes=tuple(data.removesuffix(rest)))
         of_text = () if choice.logprobs is None else choice.logprobs.content
         logprobs = Logprobs(content=(first, *of_rest, *of_text))

@@ -1,4 +1,4 @@
-"""Maps OpenAI's embeddings."""
+"""Maps OpenAI's embeddings API."""
 
 from __future__ import annotations
 
@@ -8,26 +8,22 @@ from attrs import frozen
 
 from paged_sdk import EmbeddingResponse, Model
 from paged_sdk.wire.body import BodyReader, Bounds
-from paged_sdk.wire.completions import TokenIds
+from paged_sdk.wire.limits import NUM_INPUTS, TokenIds
 
 __all__ = ["EMBEDDING", "EmbeddingCall", "read_embedding"]
 
 
-FEW: Final = Bounds(1, 2048)
-"""As in OpenAI's API."""
-
-
 class EmbeddingBody(TypedDict, total=False):
-    """Is what a client sends to ``/v1/embeddings``."""
+    """Describes the body of ``/v1/embeddings``."""
 
     model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     input: Required[
         Annotated[
-            str | Annotated[list[str], FEW] | TokenIds | Annotated[list[TokenIds], FEW],
+            str | Annotated[list[str], NUM_INPUTS] | TokenIds | Annotated[list[TokenIds], NUM_INPUTS],
             "A text or token ids, or several of them.",
         ]
     ]
-    dimensions: Annotated[int | None, Bounds(1), "Keep only the first so many numbers of each embedding."]
+    dimensions: Annotated[int | None, Bounds(1), "How many numbers of each embedding to keep, from its start."]
     encoding_format: Annotated[Literal["float", "base64"] | None, "Lists of numbers, or base64 of float32."]
     user: Annotated[str | None, "A label for the end user, for the server's log."]
     pooling: Annotated[
@@ -45,9 +41,9 @@ EMBEDDING: Final = BodyReader(EmbeddingBody)
 
 @frozen(kw_only=True)
 class EmbeddingCall:
-    """Is what a body asks of a model.
+    """Holds a parsed request.
 
-    :ivar label: for whom it is
+    :ivar label: the client's label for the end user
     """
 
     model: str
@@ -55,11 +51,11 @@ class EmbeddingCall:
     label: str | None = None
 
     async def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> EmbeddingResponse:
-        """Ask a model.
+        """Send the request to a model.
 
-        :param adapter: the loaded adapter that the texts go through
-        :param timeout: seconds that it may take
-        :raises PagedError: the model refuses it, or fails
+        :param adapter: the loaded adapter to use
+        :param timeout: time limit in seconds
+        :raises PagedError: the model refuses the request, or fails
         """
         return await model.embed(
             self.body["input"],
@@ -74,15 +70,15 @@ class EmbeddingCall:
         )
 
     def response(self, answer: EmbeddingResponse) -> dict[str, Any]:
-        """Return the vectors as OpenAI's API has them, which takes a second for a million numbers."""
+        """Return the embeddings in the form of OpenAI's API, which takes a second per million numbers."""
         form = self.body.get("encoding_format") or "float"
         return {**answer.to_dict(encoding_format=form), "model": self.model}
 
 
 def read_embedding(value: object) -> EmbeddingCall:
-    """Return what a body asks for.
+    """Parse a body.
 
-    :raises InvalidRequestError: it is malformed
+    :raises InvalidRequestError: the body is malformed
     """
     body = EMBEDDING.read(value)
     return EmbeddingCall(model=body["model"], body=body, label=body.get("user"))

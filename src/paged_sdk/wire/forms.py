@@ -1,6 +1,6 @@
-"""Describe what OpenAI's API answers here, but for responses, as the code beside it writes it.
+"""Describes the answers of OpenAI's APIs (responses are in ``responses_forms``), and of the server's own endpoints.
 
-The OpenAPI document is made of this, and every answer that the tests get is held to it.
+The OpenAPI document is made from these types, and the tests check every answer against them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class ErrorDetails(TypedDict):
-    """Says what was wrong."""
+    """Describes the error."""
 
     message: str
     type: str
@@ -34,13 +34,13 @@ class ErrorDetails(TypedDict):
 
 
 class Error(TypedDict):
-    """Says why there is no answer."""
+    """Reports an error."""
 
     error: ErrorDetails
 
 
 class TopTokenForm(TypedDict):
-    """Is one of the likeliest tokens."""
+    """Holds one of the likeliest tokens."""
 
     token: str
     bytes: list[int]
@@ -49,7 +49,7 @@ class TopTokenForm(TypedDict):
 
 
 class TokenForm(TopTokenForm):
-    """Is a token, and the likeliest ones at its place."""
+    """Holds a token and the likeliest tokens at its position."""
 
     top_logprobs: list[TopTokenForm]
 
@@ -62,14 +62,14 @@ class LogprobsForm(TypedDict):
 
 
 class FunctionForm(TypedDict):
-    """Holds what a call says."""
+    """Holds name and arguments of a call."""
 
     name: str
     arguments: Annotated[str, "JSON of an object."]
 
 
 class ToolCallForm(TypedDict):
-    """Is a call of a tool."""
+    """Holds a tool call."""
 
     id: str
     type: Literal["function"]
@@ -77,7 +77,7 @@ class ToolCallForm(TypedDict):
 
 
 class MessageForm(TypedDict):
-    """Is the model's turn."""
+    """Holds the model's message."""
 
     role: Literal["assistant"]
     content: str | None
@@ -87,14 +87,14 @@ class MessageForm(TypedDict):
 
 
 class Ended(TypedDict):
-    """Says why a text has ended."""
+    """Tells why a text ended."""
 
     finish_reason: Literal["stop", "length", "tool_calls"]
     canceled: NotRequired[Annotated[Literal[True], "Extension: it was cut off by the server."]]
 
 
 class ChoiceForm(Ended):
-    """Is one answer."""
+    """Holds one choice."""
 
     index: int
     message: MessageForm
@@ -102,7 +102,7 @@ class ChoiceForm(Ended):
 
 
 class ChatCompletion(TypedDict):
-    """Is the answer to a chat."""
+    """Holds the answer to a chat request."""
 
     id: str
     object: Literal["chat.completion"]
@@ -115,14 +115,14 @@ class ChatCompletion(TypedDict):
 
 
 class FunctionDelta(TypedDict):
-    """Is a piece of a call."""
+    """Holds a piece of a call's name and arguments."""
 
     name: NotRequired[str]
     arguments: str
 
 
 class ToolCallPiece(TypedDict):
-    """Is a piece of a call of a tool."""
+    """Holds a piece of a tool call."""
 
     index: int
     id: NotRequired[str]
@@ -131,7 +131,7 @@ class ToolCallPiece(TypedDict):
 
 
 class DeltaForm(TypedDict, total=False):
-    """Is what a chunk adds to a text."""
+    """Holds a chunk's addition to a message."""
 
     role: Literal["assistant"]
     content: str
@@ -140,14 +140,14 @@ class DeltaForm(TypedDict, total=False):
 
 
 class MayHaveEnded(TypedDict):
-    """Says why a text has ended, if it has."""
+    """Tells whether, and why, a text ended."""
 
     finish_reason: Literal["stop", "length", "tool_calls"] | None
     canceled: NotRequired[Annotated[Literal[True], "Extension: it was cut off by the server."]]
 
 
 class ChunkChoiceForm(MayHaveEnded):
-    """Is what a chunk adds to one choice."""
+    """Holds a chunk's addition to one choice."""
 
     index: int
     delta: DeltaForm
@@ -155,7 +155,7 @@ class ChunkChoiceForm(MayHaveEnded):
 
 
 class ChatCompletionChunk(TypedDict):
-    """Is a piece of the answer to a chat."""
+    """Holds a chunk of a streamed chat answer."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -167,16 +167,16 @@ class ChatCompletionChunk(TypedDict):
 
 
 class TextLogprobsForm(TypedDict):
-    """Holds the logprobs of a plain text."""
+    """Holds the logprobs of a plain text. The first token of an echoed prompt has none: nothing precedes it."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class TextChoiceForm(MayHaveEnded):
-    """Is one text, or a piece of it."""
+    """Holds one text, or a piece of it."""
 
     index: int
     text: str
@@ -184,7 +184,7 @@ class TextChoiceForm(MayHaveEnded):
 
 
 class TextCompletion(TypedDict):
-    """Is a completion of a plain text, or a piece of it."""
+    """Holds completions of plain text, or a chunk of them."""
 
     id: str
     object: Literal["text_completion"]
@@ -197,7 +197,7 @@ class TextCompletion(TypedDict):
 
 
 class EmbeddingForm(TypedDict):
-    """Is one vector."""
+    """Holds one embedding."""
 
     object: Literal["embedding"]
     index: int
@@ -205,14 +205,14 @@ class EmbeddingForm(TypedDict):
 
 
 class EmbeddingsUsage(TypedDict):
-    """Says what vectors, or ranks, have cost."""
+    """Counts the tokens of embedded or ranked texts."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class Embeddings(TypedDict):
-    """Holds the vectors of texts."""
+    """Holds embeddings of texts."""
 
     object: Literal["list"]
     data: list[EmbeddingForm]
@@ -227,7 +227,7 @@ class DocumentText(TypedDict):
 
 
 class RankedDocumentForm(TypedDict):
-    """Says how well a document goes with the query."""
+    """Scores a document's relevance to the query."""
 
     index: Annotated[int, "The document's index in the request."]
     relevance_score: Annotated[float, "From 0 to 1: the logistic function of the model's output."]
@@ -235,7 +235,7 @@ class RankedDocumentForm(TypedDict):
 
 
 class RankedDocuments(TypedDict):
-    """Holds the documents that go best with a query, the best first."""
+    """Lists the most relevant documents, the best first."""
 
     model: str
     results: list[RankedDocumentForm]
@@ -265,7 +265,7 @@ class ModelList(TypedDict):
 
 
 class AdapterUnloaded(TypedDict):
-    """Says that an adapter is gone."""
+    """Confirms that an adapter was unloaded."""
 
     id: str
     object: Literal["model"]
@@ -273,13 +273,13 @@ class AdapterUnloaded(TypedDict):
 
 
 class TokenCount(TypedDict):
-    """Says how many tokens a conversation has."""
+    """Counts a conversation's tokens."""
 
     input_tokens: int
 
 
 class Health(TypedDict):
-    """Says how the server is."""
+    """Reports the server's health."""
 
     status: Literal["ok", "ready", "loading", "ending", "failed"]
     models: NotRequired[Annotated[list[str], "Models whose engines have stopped."]]

@@ -1,4 +1,4 @@
-"""Maps Anthropic's messages."""
+"""Maps Anthropic's messages API."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ MESSAGES: Final = BodyReader(MessagesBody)
 COUNT_TOKENS: Final = BodyReader(CountTokensBody)
 
 FAILED: Final = "Error: "
-"""Chat templates have no other place for whether a tool has failed."""
+"""Prefix of a failed tool's result: chat templates have no field for it."""
 
 
 @frozen(kw_only=True)
 class MessagesCall(ChatCall):
-    """Is what a body asks of a model."""
+    """Holds a parsed request."""
 
     max_tokens: int
 
     def response(self, answer: ChatCompletionResponse) -> WholeMessage:
-        """Return the whole answer as Anthropic's API has it."""
+        """Return a whole answer in the form of Anthropic's API."""
         return message_of(answer, self.model, max_tokens=self.max_tokens, has_one_call=self.has_one_call)
 
     def writer(self) -> BlockWriter:
-        """Return what writes the answer as events."""
+        """Return a writer of the answer's events."""
         return BlockWriter(self.model, max_tokens=self.max_tokens, has_one_call=self.has_one_call)
 
 
 @frozen(kw_only=True)
 class CountTokensCall:
-    """Is the prompt whose tokens are to be counted."""
+    """Holds a parsed request to count a prompt's tokens."""
 
     model: str
     request: RequestBuilder
 
 
 def read_messages(value: object) -> MessagesCall:
-    """Return what a body asks for.
+    """Parse a body.
 
-    :raises PagedError: it is malformed, or asks for what there is not
+    :raises PagedError: the body is malformed, or asks for something unsupported
     """
     body = MESSAGES.read(value)
     max_tokens = body["max_tokens"]
@@ -91,9 +91,9 @@ def read_messages(value: object) -> MessagesCall:
 
 
 def read_count_tokens(value: object) -> CountTokensCall:
-    """Return whose tokens a body wants counted.
+    """Parse a body of ``count_tokens``.
 
-    :raises PagedError: it is malformed, or asks for what there is not
+    :raises PagedError: the body is malformed, or asks for something unsupported
     """
     body = COUNT_TOKENS.read(value)
     return CountTokensCall(model=body["model"], request=_request(body))
@@ -136,7 +136,7 @@ def _conversation(body: ConversationBody) -> list[Message]:
 
 
 def _turn(turn: Turn, at: str) -> list[Message]:
-    """Return the messages that a turn stands for: what tools have answered are turns of their own here."""
+    """Return the messages of a turn: the SDK has tool results in messages of their own."""
     role, content = turn["role"], turn["content"]
     if isinstance(content, str):
         return [Message(role, content)]

@@ -1,4 +1,4 @@
-"""Write answers as Anthropic's API has them: whole, or as events."""
+"""Writes answers in the form of Anthropic's messages API: whole, or as events."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def message_of(
 ) -> WholeMessage:
     """Return a whole answer.
 
-    :param model: the name by which the client called it
-    :param max_tokens: how many it might have had
-    :param has_one_call: whether calls of tools but the first are left out
+    :param model: the model's name in the request
+    :param max_tokens: the request's limit of tokens
+    :param has_one_call: whether only the first tool call is shown
     """
     (choice,) = answer.choices
     shown = {call.index for call in choice.message.tool_calls[: 1 if has_one_call else None]}
@@ -30,7 +30,7 @@ def message_of(
         delta = piece.delta
         if delta.reasoning_content:
             blocks.append({"type": "thinking", "thinking": delta.reasoning_content, "signature": ""})
-        if delta.content and blocks and blocks[-1]["type"] == "text":  # between them was what turned out to be no call
+        if delta.content and blocks and blocks[-1]["type"] == "text":  # a call between them is hidden, or was text
             blocks[-1]["text"] += delta.content
         elif delta.content:
             blocks.append({"type": "text", "text": delta.content, "citations": None})
@@ -60,7 +60,7 @@ def _message(answer: ChatCompletionResponse, model: str, blocks: list[Block], st
 
 
 def _usage(usage: Usage) -> MessageUsage:
-    """Return what an answer has cost: tokens that came from the cache are not among the prompt's others."""
+    """Return an answer's usage: this API does not count cached tokens among the input tokens."""
     cached = usage.prompt_tokens_details.cached_tokens
     return {
         "input_tokens": usage.prompt_tokens - cached,
@@ -76,7 +76,7 @@ def _usage(usage: Usage) -> MessageUsage:
 
 
 def _stop(choice: Choice, usage: Usage, max_tokens: int) -> Stop:
-    """Return why an answer has ended."""
+    """Return why an answer ended."""
     reason: StopReason
     if choice.finish_reason == "tool_calls":
         reason = "tool_use"
@@ -94,11 +94,11 @@ def _stop(choice: Choice, usage: Usage, max_tokens: int) -> Stop:
 
 
 class BlockWriter:
-    """Writes an answer as events of content blocks, of which one is open at a time.
+    """Writes an answer as events of content blocks. At most one block is open at a time.
 
-    :param model: the name by which the client called it
-    :param max_tokens: how many tokens the answer may have
-    :param has_one_call: whether calls of tools but the first are left out
+    :param model: the model's name in the request
+    :param max_tokens: the request's limit of tokens
+    :param has_one_call: whether only the first tool call is shown
     """
 
     def __init__(self, model: str, *, max_tokens: int, has_one_call: bool = False) -> None:
@@ -109,13 +109,13 @@ class BlockWriter:
         self._open: str | None = None
 
     def begin(self, answer: ChatCompletionResponse) -> str:
-        """Write the beginning of the message, and the event that this API has for "still here"."""
+        """Write the ``message_start`` event, and the ``ping`` that follows it in this API."""
         not_yet: Stop = {"stop_reason": None, "stop_sequence": None, "stop_details": None}
         message = _message(answer, self._model, [], not_yet)
         return _event("message_start", message=message) + _event("ping")
 
     def chunk(self, chunk: ChatCompletionChunkResponse) -> str:
-        """Write what a chunk adds."""
+        """Write the events of a chunk."""
         events = []
         for choice in chunk.choices:
             delta = choice.delta
@@ -134,18 +134,18 @@ class BlockWriter:
         return "".join(events)
 
     def end(self, answer: ChatCompletionResponse) -> str:
-        """Write why the answer has ended, and what it has cost."""
+        """Write the stop reason and the usage."""
         (choice,) = answer.choices
         stop = _stop(choice, answer.usage, self._max_tokens)
         last = _event("message_delta", delta=stop, usage=_usage(answer.usage))
         return "".join([*self._close(), last, _event("message_stop")])
 
     def failed(self, problem: Problem) -> str:
-        """Write why no more comes."""
+        """Write the error that ends the stream."""
         return event(anthropic_error(problem), "error")
 
     def _block(self, block: Block) -> list[str]:
-        """Return the events that open a block, unless one of its kind is open."""
+        """Return the events that open a block; none if a block of this type is open."""
         if self._open == block["type"]:
             return []
         events = self._close()

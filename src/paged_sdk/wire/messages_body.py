@@ -1,4 +1,4 @@
-"""Describe the bodies of Anthropic's messages API."""
+"""Describes the bodies of Anthropic's messages API."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = [
 
 
 class CacheControl(TypedDict, total=False):
-    """Marks the end of a prefix that is to be cached, as every prefix is."""
+    """Marks the end of a prefix to cache. It has no effect: every prefix is cached."""
 
     type: Required[Literal["ephemeral"]]
     ttl: Annotated[Literal["5m"] | None, "prefixes are kept while there is room"]
 
 
 class TextBlock(TypedDict, total=False):
-    """Is a text."""
+    """Holds text."""
 
     type: Required[Literal["text"]]
     text: Required[str]
@@ -49,11 +49,11 @@ class UrlSource(TypedDict):
 
 
 class NoTransformations(TypedDict, total=False):
-    """Asks for nothing to be done to an image."""
+    """Holds no transformations of an image: none is supported."""
 
 
 class ImageBlock(TypedDict, total=False):
-    """Is an image."""
+    """Holds an image with its source."""
 
     type: Required[Literal["image"]]
     source: Required[Base64Source | UrlSource]
@@ -62,7 +62,7 @@ class ImageBlock(TypedDict, total=False):
 
 
 class ToolResultBlock(TypedDict, total=False):
-    """Is what a tool has answered."""
+    """Holds a tool's result."""
 
     type: Required[Literal["tool_result"]]
     tool_use_id: Required[Annotated[str, Bounds(1)]]
@@ -73,13 +73,13 @@ class ToolResultBlock(TypedDict, total=False):
 
 
 class DirectCaller(TypedDict):
-    """Says that the model has called a tool itself."""
+    """States that the model made the call itself."""
 
     type: Literal["direct"]
 
 
 class ToolUseBlock(TypedDict, total=False):
-    """Is a call of a tool, by the model."""
+    """Holds a tool call of the model."""
 
     type: Required[Literal["tool_use"]]
     id: Required[Annotated[str, Bounds(1)]]
@@ -91,7 +91,7 @@ class ToolUseBlock(TypedDict, total=False):
 
 
 class ThinkingBlock(TypedDict, total=False):
-    """Is what the model thought."""
+    """Holds reasoning of the model."""
 
     type: Required[Literal["thinking"]]
     thinking: Required[str]
@@ -99,7 +99,7 @@ class ThinkingBlock(TypedDict, total=False):
 
 
 class Turn(TypedDict):
-    """Is a turn of the conversation."""
+    """Holds a turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[TextBlock | ImageBlock | ToolResultBlock | ThinkingBlock | ToolUseBlock]
@@ -121,14 +121,14 @@ class ToolDefinition(TypedDict, total=False):
 
 
 class AnyOrNoTool(TypedDict, total=False):
-    """Says whether tools are called."""
+    """Sets whether the model calls tools."""
 
     type: Required[Literal["auto", "any", "none"]]
     disable_parallel_tool_use: Annotated[bool | None, "True: at most one call."]
 
 
 class NamedToolChoice(TypedDict, total=False):
-    """Has the model call one tool."""
+    """Forces a call of one tool."""
 
     type: Required[Literal["tool"]]
     name: Required[str]
@@ -136,7 +136,7 @@ class NamedToolChoice(TypedDict, total=False):
 
 
 class ThinkingEnabled(TypedDict, total=False):
-    """Has the model think."""
+    """Enables reasoning."""
 
     type: Required[Literal["enabled"]]
     budget_tokens: Required[Annotated[int, Bounds(1), "Tokens after which reasoning ends."]]
@@ -144,40 +144,40 @@ class ThinkingEnabled(TypedDict, total=False):
 
 
 class ThinkingAdaptive(TypedDict, total=False):
-    """Lets the model think as long as it likes."""
+    """Enables reasoning without a budget."""
 
     type: Required[Literal["adaptive"]]
     display: Annotated[Literal["summarized"] | None, "thoughts are shown, in full"]
 
 
 class ThinkingDisabled(TypedDict):
-    """Has the model not think."""
+    """Disables reasoning."""
 
     type: Literal["disabled"]
 
 
 class JsonOutput(TypedDict):
-    """Asks for JSON of a schema."""
+    """Asks for JSON that matches a schema."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(TypedDict, total=False):
-    """Says what the answer is to be."""
+    """Sets effort and format of the answer."""
 
     effort: Annotated[str | None, "Passed to the chat template as reasoning_effort."]
     format: JsonOutput | None
 
 
 class Metadata(TypedDict, total=False):
-    """Says whom a request is for."""
+    """Names the end user."""
 
     user_id: Annotated[str | None, "A label for the server's log."]
 
 
 class ConversationBody(TypedDict, total=False):
-    """Is what there is to say of a prompt."""
+    """Describes the fields that make up the prompt."""
 
     model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     messages: Required[
@@ -185,7 +185,7 @@ class ConversationBody(TypedDict, total=False):
     ]
     system: Annotated[str | list[TextBlock] | None, "Instructions."]
     tools: Annotated[list[ToolDefinition] | None, "Functions that the model may call."]
-    tool_choice: Annotated[AnyOrNoTool | NamedToolChoice | None, "Whether it calls any, and which one."]
+    tool_choice: Annotated[AnyOrNoTool | NamedToolChoice | None, "Whether the model calls a tool, and which one."]
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None
     output_config: OutputConfig | None
     cache_control: CacheControl | None
@@ -195,11 +195,11 @@ class ConversationBody(TypedDict, total=False):
 
 
 class CountTokensBody(ConversationBody, total=False):
-    """Is what a client sends to ``/v1/messages/count_tokens``."""
+    """Describes the body of ``/v1/messages/count_tokens``."""
 
 
 class MessagesBody(ConversationBody, total=False):
-    """Is what a client sends to ``/v1/messages``."""
+    """Describes the body of ``/v1/messages``."""
 
     max_tokens: Required[Annotated[int, Bounds(1), "Maximum number of tokens to generate."]]
     stream: Annotated[bool | None, "Whether to stream the answer."]

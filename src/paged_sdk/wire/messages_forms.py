@@ -1,4 +1,6 @@
-"""Describe what Anthropic's messages API answers here: its code is held to it, and the OpenAPI document made of it."""
+"""Describes the answers of the messages API (Anthropic's). The OpenAPI document is made from these types, and the tests
+check every answer against them.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +21,27 @@ StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool
 
 
 class AnthropicErrorDetails(TypedDict):
-    """Says what was wrong."""
+    """Describes the error."""
 
     type: str
     message: str
 
 
 class AnthropicError(TypedDict):
-    """Says why there is no answer, or no more of it."""
+    """Reports an error, instead of an answer or within a stream."""
 
     type: Literal["error"]
     error: AnthropicErrorDetails
 
 
 class Caller(TypedDict):
-    """Says that the model has called a tool itself."""
+    """States that the model made the call itself."""
 
     type: Literal["direct"]
 
 
 class TextAnswer(TypedDict):
-    """Is a text of the model's."""
+    """Holds text of the model."""
 
     type: Literal["text"]
     text: str
@@ -47,7 +49,7 @@ class TextAnswer(TypedDict):
 
 
 class ThinkingAnswer(TypedDict):
-    """Is what the model thought."""
+    """Holds reasoning of the model."""
 
     type: Literal["thinking"]
     thinking: str
@@ -55,7 +57,7 @@ class ThinkingAnswer(TypedDict):
 
 
 class ToolUseAnswer(TypedDict):
-    """Is a call of a tool."""
+    """Holds a tool call."""
 
     type: Literal["tool_use"]
     id: str
@@ -68,7 +70,7 @@ Block: TypeAlias = TextAnswer | ThinkingAnswer | ToolUseAnswer
 
 
 class MessageUsage(TypedDict):
-    """Says what a message has cost."""
+    """Counts a message's tokens."""
 
     input_tokens: Annotated[int, "Tokens of the prompt that were computed."]
     cache_creation_input_tokens: int
@@ -82,7 +84,7 @@ class MessageUsage(TypedDict):
 
 
 class Stop(TypedDict):
-    """Says why a message has ended; in the beginning of a stream, all of it is null."""
+    """Tells why a message ended; at the start of a stream, all fields are null."""
 
     stop_reason: StopReason | None
     stop_sequence: str | None
@@ -90,7 +92,7 @@ class Stop(TypedDict):
 
 
 class WholeMessage(Stop):
-    """Is the answer to a conversation."""
+    """Holds a whole answer."""
 
     id: str
     type: Literal["message"]
@@ -102,20 +104,20 @@ class WholeMessage(Stop):
 
 
 class MessageStart(TypedDict):
-    """Begins a message."""
+    """Starts a message."""
 
     type: Literal["message_start"]
     message: WholeMessage
 
 
 class Ping(TypedDict):
-    """Says that the server is still there."""
+    """Follows ``message_start``; clients ignore it."""
 
     type: Literal["ping"]
 
 
 class BlockStart(TypedDict):
-    """Begins a block."""
+    """Starts a content block."""
 
     type: Literal["content_block_start"]
     index: int
@@ -123,28 +125,28 @@ class BlockStart(TypedDict):
 
 
 class TextDelta(TypedDict):
-    """Adds to a text."""
+    """Adds text."""
 
     type: Literal["text_delta"]
     text: str
 
 
 class ThinkingDelta(TypedDict):
-    """Adds to what the model thought."""
+    """Adds reasoning."""
 
     type: Literal["thinking_delta"]
     thinking: str
 
 
 class InputDelta(TypedDict):
-    """Adds to the input of a tool, which is JSON of an object in the end."""
+    """Adds to a tool's input; all pieces together are the JSON of an object."""
 
     type: Literal["input_json_delta"]
     partial_json: str
 
 
 class BlockDelta(TypedDict):
-    """Adds to a block."""
+    """Adds to a content block."""
 
     type: Literal["content_block_delta"]
     index: int
@@ -152,14 +154,14 @@ class BlockDelta(TypedDict):
 
 
 class BlockStop(TypedDict):
-    """Ends a block."""
+    """Ends a content block."""
 
     type: Literal["content_block_stop"]
     index: int
 
 
 class MessageDelta(TypedDict):
-    """Says why a message has ended, and what it has cost."""
+    """Tells why a message ended, and its usage."""
 
     type: Literal["message_delta"]
     delta: Stop
@@ -175,4 +177,4 @@ class MessageStop(TypedDict):
 MessageEvent: TypeAlias = (
     MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | AnthropicError
 )
-"""Is what a stream is made of."""
+"""An event of a stream."""

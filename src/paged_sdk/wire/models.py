@@ -1,4 +1,4 @@
-"""Maps OpenAI's list of models."""
+"""Writes OpenAI's list of models."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["ModelCard", "model_card", "model_list"]
 
 @frozen(kw_only=True)
 class ModelCard:
-    """Describes a model, or an adapter, that can be asked.
+    """Describes a served model or adapter.
 
     :ivar created: Unix time in seconds at which it was loaded
     :ivar parent: the model that an adapter belongs to
     :ivar max_model_len: tokens of prompt and answer together
     :ivar takes_images: whether messages may have images
-    :ivar generates_text: whether it writes text; a model that does not makes vectors, or ranks texts
-    :ivar ranks_texts: whether it says how well documents go with a query
+    :ivar generates_text: whether the model generates text; otherwise it computes embeddings or ranks documents
+    :ivar ranks_texts: whether the model scores documents by their relevance to a query
     """
 
     id: str
@@ -34,7 +34,7 @@ class ModelCard:
 
 
 def model_card(card: ModelCard) -> ModelForm:
-    """Return a model as OpenAI's API has it; what comes after ``owned_by`` are extensions."""
+    """Return a model in the form of OpenAI's API; the fields after ``owned_by`` are extensions."""
     outputs: list[Literal["text", "embedding", "rank"]] = ["text"] if card.generates_text else []
     outputs += ["rank"] if card.ranks_texts else []
     return {
@@ -50,5 +50,5 @@ def model_card(card: ModelCard) -> ModelForm:
 
 
 def model_list(cards: Iterable[ModelCard]) -> ModelList:
-    """Return models as OpenAI's API lists them."""
+    """Return OpenAI's list of models."""
     return {"object": "list", "data": [model_card(card) for card in cards]}

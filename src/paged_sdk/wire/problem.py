@@ -1,4 +1,4 @@
-"""Say in the terms of a wire what is wrong with a request, or with the server."""
+"""Maps errors to HTTP statuses and error bodies of each API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 RETRY_AFTER_SECONDS: Final = 1
-"""A full queue moves on with every text that ends, which takes about so long."""
+"""A full queue has room when a request finishes, which takes about a second."""
 
 WIRE_NAMES: Final[Mapping[str, str]] = {
     "constraint": "response_format",
@@ -44,7 +44,7 @@ WIRE_NAMES: Final[Mapping[str, str]] = {
     "top_n_logprobs": "top_logprobs",
     "truncation": "truncate_sequence",
 }
-"""Maps names of the SDK's settings to those of fields."""
+"""Maps names of the SDK's settings to names of fields in bodies."""
 
 CONSTRAINT_NAMES: Final[Mapping[str, str]] = {
     "lark": "grammar",
@@ -52,18 +52,18 @@ CONSTRAINT_NAMES: Final[Mapping[str, str]] = {
     "regex": "grammar",
     "tools": "tools",
 }
-"""Maps kinds of constraints to the fields of chat completions that say them; a JSON schema is a response's format."""
+"""Maps kinds of constraints to the fields of chat completions that set them; all other kinds: ``response_format``."""
 
 OF_DRY: Final = ("multiplier", "base", "allowed_length")
 
 
 @frozen(kw_only=True)
 class Problem:
-    """Says why there is no answer.
+    """Describes an error to a client.
 
-    :ivar status: HTTP's
-    :ivar type: what OpenAI's API calls problems of this kind, and
-    :ivar code: this one
+    :ivar status: HTTP status
+    :ivar type: OpenAI's ``type`` of the error
+    :ivar code: OpenAI's ``code`` of the error
     :ivar param: the field concerned
     """
 
@@ -76,7 +76,7 @@ class Problem:
 
 
 class ProblemError(Exception):
-    """Carries a problem that is no error of the SDK's to whoever answers the client."""
+    """Carries a problem that the server found itself, without an error of the SDK."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
@@ -84,7 +84,7 @@ class ProblemError(Exception):
 
 
 def problem_of(error: Exception) -> Problem:
-    """Return what clients are told of an error; of one that nobody foresaw, no more than that there was one."""
+    """Return what clients are told of an error. An unexpected error's text is not shown: it is in the server's log."""
     match error:
         case ProblemError():
             return error.problem
@@ -119,7 +119,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def openai_error(problem: Problem) -> dict[str, Any]:
-    """Return the body that OpenAI's API has for a problem."""
+    """Return a problem as a body of OpenAI's API."""
     return {
         "error": {
             "message": problem.message,
@@ -131,7 +131,7 @@ def openai_error(problem: Problem) -> dict[str, Any]:
 
 
 def anthropic_error(problem: Problem) -> dict[str, Any]:
-    """Return the body that Anthropic's API has for a problem. It has no place for a field but the message."""
+    """Return a problem as a body of Anthropic's API, which names the field in the message only."""
     named = renamed(problem, ANTHROPIC_NAMES)
     message = named.message
     if named.param is not None and named.param not in message:
@@ -141,17 +141,17 @@ def anthropic_error(problem: Problem) -> dict[str, Any]:
 
 
 def responses_error(problem: Problem) -> dict[str, Any]:
-    """Return the body that OpenAI's responses API has for a problem."""
+    """Return a problem as a body of OpenAI's responses API."""
     return openai_error(responses_problem(problem))
 
 
 def responses_problem(problem: Problem) -> Problem:
-    """Return a problem with the field's name in OpenAI's responses API."""
+    """Rename a problem's field to its name in OpenAI's responses API."""
     return renamed(problem, RESPONSES_NAMES)
 
 
 def renamed(problem: Problem, names: Mapping[str, str]) -> Problem:
-    """Return a problem with another name of its field, if there is one."""
+    """Rename a problem's field, in its message too, if ``names`` has it."""
     param = problem.param
     if param is None or param not in names:
         return problem
@@ -167,14 +167,14 @@ RESPONSES_NAMES: Final[Mapping[str, str]] = {
     "response_format": "text.format",
     "truncate_sequence": "truncation",
 }
-"""Maps names of the fields of chat completions to those of responses."""
+"""Maps field names of chat completions to those of the responses API."""
 
 ANTHROPIC_NAMES: Final[Mapping[str, str]] = {
     "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
     "tools.parameters": "tools.input_schema",
 }
-"""Maps names of the fields of chat completions to those of Anthropic's."""
+"""Maps field names of chat completions to those of Anthropic's messages."""
 
 ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -186,21 +186,23 @@ ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Maps statuses to what Anthropic's API calls the errors."""
+"""Maps HTTP statuses to Anthropic's types of errors."""
 
 
 def _too_long(error: ContextLengthError) -> Problem:
-    """Return the problem of a prompt that does not fit. What an application does about it, a client cannot."""
+    """Return the problem of a prompt that is too long. The message replaces the SDK's advice, which is for the
+    application: a client can only shorten the prompt.
+    """
     own, bracket, place = error.field.partition("[")
     field = f"{WIRE_NAMES.get(own, own)}[{place}" if bracket else own if own == "query" else None
     message = str(error)
-    if error.num_tokens:  # as all of the engine's have
+    if error.num_tokens:  # set in all errors of the engine
         message = f"{field or 'the prompt'} has {error.num_tokens} tokens, {error.limit} fit: shorten it"
     return Problem(status=400, message=message, code="context_length_exceeded", param=field)
 
 
 def _of_field(error: Exception, name: str) -> Problem:
-    """Return the problem of a field, by the name that it has on the wire."""
+    """Return the problem of a setting, with the name of its field in the body."""
     own = name.rpartition(".")[2] if name.startswith(("SamplingParams.", "DryParams.")) else name
     own, bracket, place = own.partition("[")  # of texts[17]
     wire_name = f"dry_{own}" if own in OF_DRY and name.startswith("DryParams.") else WIRE_NAMES.get(own, own)

@@ -1,4 +1,4 @@
-"""Maps the ranking of documents, as Jina's and Cohere's APIs have it."""
+"""Maps the rerank API of Jina and Cohere."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from attrs import frozen
 
 from paged_sdk import Model, RankResponse
 from paged_sdk.wire.body import BodyReader, Bounds
-from paged_sdk.wire.embeddings import FEW
+from paged_sdk.wire.limits import NUM_INPUTS
 
 __all__ = ["RERANK", "RerankCall", "read_rerank"]
 
 
 class RerankBody(TypedDict, total=False):
-    """Is what a client sends to ``/v1/rerank``."""
+    """Describes the body of ``/v1/rerank``."""
 
     model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     query: Required[Annotated[str, "The query."]]
-    documents: Required[Annotated[list[str], FEW, "The texts to rank."]]
+    documents: Required[Annotated[list[str], NUM_INPUTS, "The texts to rank."]]
     top_n: Annotated[int | None, Bounds(1), "How many of the best to return."]
     return_documents: Annotated[bool | None, "Whether to return the documents' texts too."]
     user: Annotated[str | None, "A label for the end user, for the server's log."]
@@ -31,9 +31,9 @@ RERANK: Final = BodyReader(RerankBody)
 
 @frozen(kw_only=True)
 class RerankCall:
-    """Is what a body asks of a model.
+    """Holds a parsed request.
 
-    :ivar label: for whom it is
+    :ivar label: the client's label for the end user
     """
 
     model: str
@@ -41,11 +41,11 @@ class RerankCall:
     label: str | None = None
 
     async def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> RankResponse:
-        """Ask a model.
+        """Send the request to a model.
 
-        :param adapter: the loaded adapter that the texts go through
-        :param timeout: seconds that it may take
-        :raises PagedError: the model refuses it, or fails
+        :param adapter: the loaded adapter to use
+        :param timeout: time limit in seconds
+        :raises PagedError: the model refuses the request, or fails
         """
         return await model.rank(
             self.body["query"],
@@ -57,7 +57,7 @@ class RerankCall:
         )
 
     def response(self, answer: RankResponse) -> dict[str, Any]:
-        """Return the best documents as these APIs have them."""
+        """Return the ``top_n`` best documents in the form of these APIs."""
         form = answer.to_dict()
         results = form["results"][: self.body.get("top_n")]
         if self.body.get("return_documents"):
@@ -67,9 +67,9 @@ class RerankCall:
 
 
 def read_rerank(value: object) -> RerankCall:
-    """Return what a body asks for.
+    """Parse a body.
 
-    :raises InvalidRequestError: it is malformed
+    :raises InvalidRequestError: the body is malformed
     """
     body = RERANK.read(value)
     return RerankCall(model=body["model"], body=body, label=body.get("user"))

@@ -1,4 +1,4 @@
-"""Maps OpenAI's responses. Nothing is stored: a request holds its whole conversation."""
+"""Maps OpenAI's responses API. Nothing is stored: a request holds its whole conversation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from paged_sdk import (
     ChatCompletionResponse,
-    ChatStream,
     Constraint,
     InvalidRequestError,
     Message,
@@ -22,7 +21,7 @@ from paged_sdk.wire.body import BodyReader
 from paged_sdk.wire.call import ChatCall
 from paged_sdk.wire.responses_answer import ItemWriter, response_of
 from paged_sdk.wire.responses_body import FunctionTool, NamedFunction, ResponsesBody, TextConfig
-from paged_sdk.wire.responses_forms import Said, WholeResponse
+from paged_sdk.wire.responses_forms import RepeatedFields, WholeResponse
 from paged_sdk.wire.sampling import read_sampling
 
 __all__ = ["RESPONSES", "ResponsesCall", "read_responses"]
@@ -33,35 +32,35 @@ LOGPROBS: Final = "message.output_text.logprobs"
 
 @frozen(kw_only=True)
 class ResponsesCall(ChatCall):
-    """Is what a body asks of a model.
+    """Holds a parsed request.
 
-    :ivar said: what a response repeats of the request
+    :ivar repeated: the fields of the request that the response repeats
     """
 
-    said: Said
+    repeated: RepeatedFields
 
-    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
-        """Ask a model; see :meth:`ChatCall.send`."""
-        defaults = model.generation_defaults  # a response says what held, which the model knows
-        if self.said["temperature"] is None:
-            self.said["temperature"] = 1.0 if defaults.temperature is None else defaults.temperature
-        if self.said["top_p"] is None:
-            self.said["top_p"] = 1.0 if defaults.top_p is None else defaults.top_p
-        return super().send(model, adapter=adapter, timeout=timeout)
+    def with_defaults(self, model: Model) -> ResponsesCall:
+        """Return the request with the model's temperature and top_p where it has none, for the response to repeat."""
+        defaults, repeated = model.generation_defaults, self.repeated.copy()
+        if repeated["temperature"] is None:
+            repeated["temperature"] = 1.0 if defaults.temperature is None else defaults.temperature
+        if repeated["top_p"] is None:
+            repeated["top_p"] = 1.0 if defaults.top_p is None else defaults.top_p
+        return evolve(self, repeated=repeated)
 
     def response(self, answer: ChatCompletionResponse) -> WholeResponse:
-        """Return the whole answer as OpenAI's API has it."""
-        return response_of(answer, self.said, has_one_call=self.has_one_call)
+        """Return a whole answer in the form of OpenAI's API."""
+        return response_of(answer, self.repeated, has_one_call=self.has_one_call)
 
     def writer(self) -> ItemWriter:
-        """Return what writes the answer as events."""
-        return ItemWriter(self.said, has_one_call=self.has_one_call)
+        """Return a writer of the answer's events."""
+        return ItemWriter(self.repeated, has_one_call=self.has_one_call)
 
 
 def read_responses(value: object) -> ResponsesCall:
-    """Return what a body asks for.
+    """Parse a body.
 
-    :raises PagedError: it is malformed, or asks for what there is not
+    :raises PagedError: the body is malformed, or asks for something unsupported
     """
     body = RESPONSES.read(value)
     is_streamed = body.get("stream") or False
@@ -92,15 +91,15 @@ def read_responses(value: object) -> ResponsesCall:
     return ResponsesCall(
         model=body["model"],
         request=request,
-        said=_said(body),
+        repeated=_repeated(body),
         is_streamed=is_streamed,
         has_one_call=body.get("parallel_tool_calls") is False,
         label=body.get("safety_identifier") or body.get("user"),
     )
 
 
-def _said(body: ResponsesBody) -> Said:
-    """Return what a response repeats of its request, with what holds where nothing is said."""
+def _repeated(body: ResponsesBody) -> RepeatedFields:
+    """Return the fields of the request that a response repeats, with defaults for those that were not given."""
     text: TextConfig = body.get("text") or {}
     defaults: dict[str, Any] = {
         "background": False,
@@ -124,7 +123,7 @@ def _said(body: ResponsesBody) -> Said:
         "user": None,
     }
     given = {key: each for key, each in body.items() if key in defaults and each is not None}
-    said = {
+    repeated = {
         **defaults,
         **given,
         "tools": [
@@ -134,7 +133,7 @@ def _said(body: ResponsesBody) -> Said:
         "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
         "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
     }
-    return cast(Said, said)
+    return cast(RepeatedFields, repeated)
 
 
 def _top_n(body: ResponsesBody) -> int | None:
@@ -179,7 +178,7 @@ def _conversation(body: ResponsesBody) -> list[Message]:
 
 @define
 class _Messages:
-    """Makes messages of items: what the model thought, said and called one after the other is one turn of its own."""
+    """Builds messages from items: consecutive reasoning, text and calls of the model become one assistant message."""
 
     _messages: list[Message] = field(factory=list)
     _thoughts: list[str] = field(factory=list)
@@ -187,7 +186,7 @@ class _Messages:
     _calls: list[ToolCall] = field(factory=list)
 
     def add(self, message: Message) -> None:
-        """Add a message that is not the model's."""
+        """Add a message of another role than the model's."""
         self._end_turn()
         self._messages.append(message)
 
@@ -199,7 +198,7 @@ class _Messages:
     def take(self, item: Mapping[str, Any], at: str) -> None:
         """Take the next item.
 
-        :param at: where it is in the body
+        :param at: the item's path in the body, for errors
         """
         kind = item.get("type", "message")
         if kind == "reasoning":
@@ -236,7 +235,7 @@ class _Messages:
 def _arguments(text: str, at: str) -> dict[str, Any]:
     try:
         arguments = json.loads(text)
-        json.dumps(arguments, ensure_ascii=False).encode()  # lone surrogates can be written, and are no characters
+        json.dumps(arguments, ensure_ascii=False).encode()  # refuses lone surrogates
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):

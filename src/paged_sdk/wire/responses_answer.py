@@ -1,4 +1,4 @@
-"""Write answers as OpenAI's responses API has them: whole, or as events."""
+"""Writes answers in the form of OpenAI's responses API: whole, or as events."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from paged_sdk.wire.responses_forms import (
     CallItem,
     Item,
     MessageItem,
+    RepeatedFields,
     ResponseUsage,
-    Said,
     TextOutput,
     ThoughtItem,
     WholeResponse,
@@ -26,13 +26,15 @@ from paged_sdk.wire.shown_calls import ShownCalls
 __all__ = ["ItemWriter", "response_of"]
 
 
-def response_of(answer: ChatCompletionResponse, said: Said, *, has_one_call: bool = False) -> WholeResponse:
+def response_of(
+    answer: ChatCompletionResponse, repeated: RepeatedFields, *, has_one_call: bool = False
+) -> WholeResponse:
     """Return a whole answer.
 
-    :param said: what it repeats of the request
-    :param has_one_call: whether calls of functions but the first are left out
+    :param repeated: the fields of the request that the response repeats
+    :param has_one_call: whether only the first function call is shown
     """
-    return ItemWriter(said, has_one_call=has_one_call).whole(answer)
+    return ItemWriter(repeated, has_one_call=has_one_call).whole(answer)
 
 
 def _id(answer: ChatCompletionResponse, kind: str, place: int) -> str:
@@ -43,8 +45,8 @@ def _status(answer: ChatCompletionResponse) -> Literal["completed", "incomplete"
     return "completed" if answer.choices[0].finish_reason in ("stop", "tool_calls") else "incomplete"
 
 
-def _begun(answer: ChatCompletionResponse, said: Said) -> WholeResponse:
-    """Return a response that has nothing in it yet."""
+def _begun(answer: ChatCompletionResponse, repeated: RepeatedFields) -> WholeResponse:
+    """Return an empty response that is in progress."""
     return {
         "id": f"resp_{answer.id.removeprefix('chatcmpl-')}",
         "object": "response",
@@ -55,14 +57,14 @@ def _begun(answer: ChatCompletionResponse, said: Said) -> WholeResponse:
         "incomplete_details": None,
         "output": [],
         "usage": None,
-        **said,
+        **repeated,
     }
 
 
-def _whole(answer: ChatCompletionResponse, said: Said, items: list[Item]) -> WholeResponse:
+def _whole(answer: ChatCompletionResponse, repeated: RepeatedFields, items: list[Item]) -> WholeResponse:
     status = _status(answer)
     return {
-        **_begun(answer, said),
+        **_begun(answer, repeated),
         "status": status,
         "completed_at": int(time.time()) if status == "completed" else None,
         "incomplete_details": None if status == "completed" else {"reason": "max_output_tokens"},
@@ -83,7 +85,7 @@ def _usage(answer: ChatCompletionResponse) -> ResponseUsage:
             "cache_write_tokens": 0,
         },
         "output_tokens": usage.completion_tokens,
-        # Nobody counts them apart: it is their share of the characters.
+        # Estimated by the reasoning's share of the characters: reasoning tokens are not counted separately.
         "output_tokens_details": {"reasoning_tokens": round(usage.completion_tokens * thought / max(written, 1))},
         "total_tokens": usage.total_tokens,
     }
@@ -120,13 +122,13 @@ def _call(call_id: str, name: str, arguments: str, status: Status) -> CallItem:
 
 @define
 class _OpenItem:
-    """Is an item whose end has not been written.
+    """Holds an item whose end has not been written.
 
-    :ivar place: its index among the items
-    :ivar item: what it was when it began
-    :ivar call: its index among the calls of the answer, if it is one
-    :ivar pieces: its text so far
-    :ivar logprobs: of the tokens that make up the text of a message so far
+    :ivar place: index among the items
+    :ivar item: the item's form in its first event
+    :ivar call: index among the answer's calls; None: not a call
+    :ivar pieces: the text or arguments so far
+    :ivar logprobs: logprobs of a message's tokens so far
     """
 
     kind: str
@@ -142,62 +144,62 @@ class _OpenItem:
 
 
 class ItemWriter:
-    """Writes an answer as events of items, of which one grows at a time.
+    """Writes an answer as events of items. Only the last item grows, except for calls.
 
-    Some models write several calls before it is known whether they are calls, or text after all. Their ends are written
-    then.
+    Some models write several calls before it is known whether these are calls or text. Such calls are ended once that
+    is known.
 
-    :param said: what a response repeats of its request
-    :param has_one_call: whether calls of functions but the first are left out
+    :param repeated: the fields of the request that the response repeats
+    :param has_one_call: whether only the first function call is shown
     """
 
-    def __init__(self, said: Said, *, has_one_call: bool = False) -> None:
-        self._said = said
+    def __init__(self, repeated: RepeatedFields, *, has_one_call: bool = False) -> None:
+        self._repeated = repeated
         self._calls = ShownCalls(has_one_call=has_one_call)
         self._sequence_number = 0
         self._answer: ChatCompletionResponse | None = None
-        self._items: list[Any] = []  # None: it has not ended
+        self._items: list[Any] = []  # None: an item that has not ended
         self._last: _OpenItem | None = None
         self._unsure: list[_OpenItem] = []
         self._whole_calls: set[int] = set()
 
     def whole(self, answer: ChatCompletionResponse) -> WholeResponse:
-        """Return the response that the stream of an answer ends with."""
+        """Return the response in the last event of an answer's stream."""
         self.begin(answer)
         for piece in answer.choices[0].pieces:
             self._add_piece(piece)
         self.end(answer)
-        return _whole(answer, self._said, self._items)
+        return _whole(answer, self._repeated, self._items)
 
     def begin(self, answer: ChatCompletionResponse) -> str:
-        """Write that there will be a response."""
+        """Write the events that start a response."""
         self._answer = answer
-        body = _begun(answer, self._said)
+        body = _begun(answer, self._repeated)
         return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
 
     def chunk(self, chunk: ChatCompletionChunkResponse) -> str:
-        """Write what a chunk adds."""
+        """Write the events of a chunk."""
         return "".join(event for choice in chunk.choices for event in self._add_piece(choice))
 
     def end(self, answer: ChatCompletionResponse) -> str:
-        """Write how the response has ended, and all of it."""
+        """Write the events that end all items, and the whole response."""
         events = [] if self._items else self._open("message")
         status = _status(answer)
         events += self._end_all(status)
-        events.append(self._event(f"response.{status}", response=_whole(answer, self._said, self._items)))
+        events.append(self._event(f"response.{status}", response=_whole(answer, self._repeated, self._items)))
         return "".join(events)
 
     def failed(self, problem: Problem) -> str:
-        """Write why no more comes."""
+        """Write the error that ends the stream, with the items that had ended."""
         named = responses_problem(problem)
         code = "rate_limit_exceeded" if named.status == 429 else "server_error"
         ended = [item for item in self._items if item is not None]
-        body = {**_begun(self._begun, self._said), "output": ended, "status": "failed"}
+        body = {**_begun(self._answer_so_far, self._repeated), "output": ended, "status": "failed"}
         error = {"code": code, "message": named.message}
         return self._event("response.failed", response={**body, "error": error})
 
     def _add_piece(self, piece: ChunkChoice) -> list[str]:
-        """Return the events of what a piece adds."""
+        """Return the events of one choice's piece."""
         events, delta = [], piece.delta
         self._whole_calls.update(call.index for call in delta.tool_calls)
         if delta.reasoning_content:
@@ -216,7 +218,7 @@ class ItemWriter:
         return [*events, *self._end_known()]
 
     @property
-    def _begun(self) -> ChatCompletionResponse:
+    def _answer_so_far(self) -> ChatCompletionResponse:
         assert self._answer is not None, "begin comes first"
         return self._answer
 
@@ -226,21 +228,21 @@ class ItemWriter:
         return self._last
 
     def _open(self, kind: Literal["reasoning", "message"]) -> list[str]:
-        """Return the events that begin an item of text, unless one of its kind is open."""
+        """Return the events that start a message or reasoning; none if one of this kind is open."""
         if self._last is not None and self._last.kind == kind:
             return []
         events = self._end_all()
         place = len(self._items)
         if kind == "reasoning":
-            item: Any = _reasoning(_id(self._begun, "rs", place), "", "in_progress")
+            item: Any = _reasoning(_id(self._answer_so_far, "rs", place), "", "in_progress")
         else:
-            item = {**_message(_id(self._begun, "msg", place), "", [], "in_progress"), "content": []}
+            item = {**_message(_id(self._answer_so_far, "msg", place), "", [], "in_progress"), "content": []}
         events.append(self._add_item(_OpenItem(kind, place, item)))
         part = _part(kind, "", [])
         return [*events, self._of_item(self._open_item, "response.content_part.added", content_index=0, part=part)]
 
     def _open_call(self, index: int, item: CallItem) -> list[str]:
-        """Return the events that begin a call."""
+        """Return the events that start a call."""
         events = []
         if self._last is not None and self._last.is_call and self._last.call not in self._whole_calls:
             self._unsure.append(self._last)
@@ -254,7 +256,7 @@ class ItemWriter:
         return self._event("response.output_item.added", output_index=item.place, item=item.item)
 
     def _add(self, name: str, text: str, **fields: Any) -> str:
-        """Write what the item of text that is open goes on with."""
+        """Write text that is appended to the open message or reasoning."""
         self._open_item.pieces.append(text)
         return self._of_item(self._open_item, name, content_index=0, delta=text, **fields)
 
@@ -264,15 +266,15 @@ class ItemWriter:
         return self._of_item(item, "response.function_call_arguments.delta", delta=call.arguments)
 
     def _end_known(self) -> list[str]:
-        """Return the events that end calls which are known to be some now, but for the last."""
+        """Return the events that end earlier calls that are now known to be calls; the last one stays open."""
         known = [each for each in self._unsure if each.call in self._whole_calls]
         self._unsure = [each for each in self._unsure if each.call not in self._whole_calls]
         return [event for each in known for event in self._end(each, "completed")]
 
     def _end_all(self, status: Status = "completed") -> list[str]:
-        """Return the events that end what is open. Calls that are not whole are none.
+        """Return the events that end all open items. Incomplete calls get the status "incomplete".
 
-        :param status: what becomes of a text
+        :param status: status of a message or reasoning
         """
         events = self._end_known()
         for item in (*self._unsure, self._last):

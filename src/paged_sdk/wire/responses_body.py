@@ -1,4 +1,4 @@
-"""Describe the body of OpenAI's responses API."""
+"""Describes the body of OpenAI's responses API."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputText(TypedDict):
-    """Is a text of the user's."""
+    """Holds text of the user."""
 
     type: Literal["input_text"]
     text: str
 
 
 class InputImage(TypedDict, total=False):
-    """Is an image."""
+    """Holds an image."""
 
     type: Required[Literal["input_image"]]
     image_url: Required[Annotated[str, "A data: URL, or an address where the server fetches images."]]
@@ -38,7 +38,7 @@ class InputImage(TypedDict, total=False):
 
 
 class OutputText(TypedDict, total=False):
-    """Is a text of the model's, as an earlier answer had it."""
+    """Holds text of the model, in the form of an earlier answer."""
 
     type: Required[Literal["output_text"]]
     text: Required[str]
@@ -48,7 +48,7 @@ class OutputText(TypedDict, total=False):
 
 
 class InputMessage(TypedDict, total=False):
-    """Is a message of anybody's."""
+    """Holds a message of any role."""
 
     type: Literal["message"]
     role: Required[Literal["user", "assistant", "system", "developer"]]
@@ -61,7 +61,7 @@ class InputMessage(TypedDict, total=False):
 
 
 class FunctionCall(TypedDict, total=False):
-    """Is a call of a function, by the model."""
+    """Holds a function call of the model."""
 
     type: Required[Literal["function_call"]]
     call_id: Required[Annotated[str, Bounds(1)]]
@@ -72,11 +72,11 @@ class FunctionCall(TypedDict, total=False):
     caller: Annotated[None, "the model alone calls functions"]
     namespace: Annotated[None, "there are none"]
     parsed_arguments: Annotated[Any, "What OpenAI's client has read of the arguments, which are what counts."]
-    async_: Annotated[None, "clients run all tools"]  # as that client writes its fields out
+    async_: Annotated[None, "clients run all tools"]  # this is how that client serializes its field
 
 
 class FunctionCallOutput(TypedDict, total=False):
-    """Is what a function has answered."""
+    """Holds a function's result."""
 
     type: Required[Literal["function_call_output"]]
     call_id: Required[Annotated[str, Bounds(1)]]
@@ -87,21 +87,21 @@ class FunctionCallOutput(TypedDict, total=False):
 
 
 class ReasoningText(TypedDict):
-    """Is what the model thought."""
+    """Holds reasoning of the model."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
 class SummaryText(TypedDict):
-    """Is a summary of what the model thought."""
+    """Holds a summary of the model's reasoning."""
 
     type: Literal["summary_text"]
     text: str
 
 
 class ReasoningItem(TypedDict, total=False):
-    """Holds what the model thought before it answered."""
+    """Holds the reasoning before an answer."""
 
     type: Required[Literal["reasoning"]]
     id: str | None
@@ -125,14 +125,14 @@ class FunctionTool(TypedDict, total=False):
 
 
 class NamedFunction(TypedDict):
-    """Has the model call one function."""
+    """Forces a call of one function."""
 
     type: Literal["function"]
     name: str
 
 
 class JsonSchemaText(TypedDict, total=False):
-    """Asks for JSON of a schema."""
+    """Asks for JSON that matches a schema."""
 
     type: Required[Literal["json_schema"]]
     name: Required[str]
@@ -142,14 +142,14 @@ class JsonSchemaText(TypedDict, total=False):
 
 
 class TextConfig(TypedDict, total=False):
-    """Says what texts are to be."""
+    """Sets the format of the text."""
 
     format: TextFormat | JsonObjectFormat | JsonSchemaText | None
     verbosity: Annotated[Literal["medium"] | None, "say it in a message"]
 
 
 class ReasoningConfig(TypedDict, total=False):
-    """Says how the model thinks."""
+    """Sets how the model reasons."""
 
     effort: Annotated[str | None, "Passed to the chat template as reasoning_effort; none: no reasoning."]
     summary: Annotated[None, "thoughts come in full"]
@@ -159,13 +159,13 @@ class ReasoningConfig(TypedDict, total=False):
 
 
 class ResponseStreamOptions(TypedDict, total=False):
-    """Says what a stream holds beside the answer."""
+    """Sets what a stream holds beside the answer."""
 
     include_obfuscation: Annotated[Literal[False] | None, "there is none"]
 
 
 class ResponsesBody(TypedDict, total=False):
-    """Is what a client sends to ``/v1/responses``."""
+    """Describes the body of ``/v1/responses``."""
 
     model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     input: Required[
@@ -189,7 +189,7 @@ class ResponsesBody(TypedDict, total=False):
     reasoning: ReasoningConfig | None
     tools: Annotated[list[FunctionTool] | None, "Functions that the model may call."]
     tool_choice: Annotated[
-        Literal["auto", "none", "required"] | NamedFunction | None, "Whether it calls any, and which one."
+        Literal["auto", "none", "required"] | NamedFunction | None, "Whether the model calls a tool, and which one."
     ]
     parallel_tool_calls: Annotated[bool | None, "False: at most one call."]
     truncation: Annotated[Literal["auto", "disabled"] | None, "auto: cut a conversation that is too long at its front."]

@@ -1,4 +1,6 @@
-"""Describe what OpenAI's responses API answers here: its code is held to it, and the OpenAPI document made of it."""
+"""Describes the answers of OpenAI's responses API. The OpenAPI document is made from these types, and the tests check
+every answer against them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ __all__ = ["CallItem", "Item", "MessageItem", "ResponseEvent", "ThoughtItem", "W
 
 
 class TextOutput(TypedDict):
-    """Is a text of the model's."""
+    """Holds text of the model."""
 
     type: Literal["output_text"]
     text: str
@@ -21,7 +23,7 @@ class TextOutput(TypedDict):
 
 
 class MessageItem(TypedDict):
-    """Is a message of the model's."""
+    """Holds a message of the model."""
 
     id: str
     type: Literal["message"]
@@ -31,7 +33,7 @@ class MessageItem(TypedDict):
 
 
 class ThoughtItem(TypedDict):
-    """Is what the model thought."""
+    """Holds reasoning of the model."""
 
     id: str
     type: Literal["reasoning"]
@@ -41,7 +43,7 @@ class ThoughtItem(TypedDict):
 
 
 class CallItem(TypedDict):
-    """Is a call of a function."""
+    """Holds a function call."""
 
     id: str
     type: Literal["function_call"]
@@ -55,20 +57,20 @@ Item: TypeAlias = MessageItem | ThoughtItem | CallItem
 
 
 class InputDetails(TypedDict):
-    """Says where the KV of the prompt's tokens came from."""
+    """Breaks down the input tokens."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputDetails(TypedDict):
-    """Says what tokens were for."""
+    """Breaks down the output tokens."""
 
     reasoning_tokens: Annotated[int, "Estimated from the reasoning's share of the characters."]
 
 
 class ResponseUsage(TypedDict):
-    """Says what a response has cost."""
+    """Counts a response's tokens."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -78,34 +80,34 @@ class ResponseUsage(TypedDict):
 
 
 class ResponseError(TypedDict):
-    """Says why a response has failed."""
+    """Tells why a response failed."""
 
     code: str
     message: str
 
 
 class Incomplete(TypedDict):
-    """Says why a response was cut off."""
+    """Tells why a response was cut off."""
 
     reason: Literal["max_output_tokens"]
 
 
-class SaidReasoning(TypedDict):
-    """Repeats how the model was to think."""
+class RepeatedReasoning(TypedDict):
+    """Repeats the request's settings of reasoning."""
 
     effort: str | None
     summary: None
 
 
-class SaidText(TypedDict):
-    """Repeats what texts were to be."""
+class RepeatedText(TypedDict):
+    """Repeats the request's format of the text."""
 
     format: TextFormat | JsonObjectFormat | JsonSchemaText
     verbosity: Literal["medium"]
 
 
-class Said(TypedDict):
-    """Is what a response repeats of its request, with what held where nothing was said."""
+class RepeatedFields(TypedDict):
+    """Holds the fields of the request that a response repeats, with defaults for those that were not given."""
 
     background: Literal[False]
     instructions: str | None
@@ -118,12 +120,12 @@ class Said(TypedDict):
     presence_penalty: float
     previous_response_id: None
     prompt_cache_key: str | None
-    reasoning: SaidReasoning
+    reasoning: RepeatedReasoning
     safety_identifier: str | None
     service_tier: Literal["default"]
     store: Literal[False]
     temperature: float | None
-    text: SaidText
+    text: RepeatedText
     tool_choice: Literal["auto", "none", "required"] | NamedFunction
     tools: list[FunctionTool]
     top_logprobs: int
@@ -132,8 +134,8 @@ class Said(TypedDict):
     user: str | None
 
 
-class WholeResponse(Said):
-    """Is the answer to a conversation, or what there is of it."""
+class WholeResponse(RepeatedFields):
+    """Holds an answer: whole, or the part so far."""
 
     id: str
     object: Literal["response"]
@@ -147,13 +149,13 @@ class WholeResponse(Said):
 
 
 class Numbered(TypedDict):
-    """Is an event."""
+    """Describes an event."""
 
     sequence_number: int
 
 
 class OfResponse(Numbered):
-    """Shows the response as it is."""
+    """Shows the current state of the response."""
 
     type: Literal[
         "response.created",
@@ -166,7 +168,7 @@ class OfResponse(Numbered):
 
 
 class OfItem(Numbered):
-    """Shows an item that begins or ends."""
+    """Starts or ends an item."""
 
     type: Literal["response.output_item.added", "response.output_item.done"]
     output_index: int
@@ -174,14 +176,14 @@ class OfItem(Numbered):
 
 
 class WithinItem(Numbered):
-    """Belongs to an item."""
+    """Describes an event of an item."""
 
     item_id: str
     output_index: int
 
 
 class OfPart(WithinItem):
-    """Shows a part of an item that begins or ends."""
+    """Starts or ends a part of an item."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
     content_index: int
@@ -189,7 +191,7 @@ class OfPart(WithinItem):
 
 
 class TextAdded(WithinItem):
-    """Adds to a text."""
+    """Adds text."""
 
     type: Literal["response.output_text.delta"]
     content_index: int
@@ -207,7 +209,7 @@ class TextDone(WithinItem):
 
 
 class ThoughtAdded(WithinItem):
-    """Adds to what the model thought."""
+    """Adds reasoning."""
 
     type: Literal["response.reasoning_text.delta"]
     content_index: int
@@ -215,7 +217,7 @@ class ThoughtAdded(WithinItem):
 
 
 class ThoughtDone(WithinItem):
-    """Ends what the model thought."""
+    """Ends reasoning."""
 
     type: Literal["response.reasoning_text.done"]
     content_index: int
@@ -223,14 +225,14 @@ class ThoughtDone(WithinItem):
 
 
 class ArgumentsAdded(WithinItem):
-    """Adds to the arguments of a call."""
+    """Adds to a call's arguments."""
 
     type: Literal["response.function_call_arguments.delta"]
     delta: str
 
 
 class ArgumentsDone(WithinItem):
-    """Ends the arguments of a call."""
+    """Ends a call's arguments."""
 
     type: Literal["response.function_call_arguments.done"]
     name: str
@@ -240,4 +242,4 @@ class ArgumentsDone(WithinItem):
 ResponseEvent: TypeAlias = (
     OfResponse | OfItem | OfPart | TextAdded | TextDone | ThoughtAdded | ThoughtDone | ArgumentsAdded | ArgumentsDone
 )
-"""Is what a stream is made of."""
+"""An event of a stream."""

@@ -1,4 +1,4 @@
-"""Map what bodies say about sampling, which chats and plain texts say alike, to the SDK's settings."""
+"""Maps the sampling fields that the APIs share to the SDK's settings."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ __all__ = [
 ]
 
 MAX_TOP_LOGPROBS: Final = 20
-"""OpenAI's API has no more: every token's come with their texts and bytes."""
+"""OpenAI's limit. Each top token is returned with its text and bytes."""
 
-MAX_TOKENS: Final = 1 << 16
-"""So many tokens' ids are looked at in a tenth of a second, in which nobody else is answered."""
+MAX_TOKEN_IDS: Final = 1 << 16
+"""Maximum number of token ids in a field. Checking these takes a tenth of a second, during which the event loop serves
+no other request.
+"""
 
 GRAMMAR_KINDS: Final = ("regex", "json_schema", "lark", "llguidance")
 
 
 class Grammar(TypedDict):
-    """A language that every text is a sentence of."""
+    """Describes a constraint that every answer must match."""
 
     type: Literal["regex", "json_schema", "lark", "llguidance"]
     value: str | dict[str, Any]
 
 
 class SamplingDefaults(TypedDict, total=False):
-    """What a server may say for requests that do not say it."""
+    """Holds the fields for which a server can have defaults."""
 
     temperature: Annotated[float | None, Bounds(0), "Divides the logits; 0 takes the likeliest token."]
     top_p: Annotated[float | None, Bounds(0, 1), "Keep the likeliest tokens that together reach p."]
@@ -52,14 +54,14 @@ class SamplingDefaults(TypedDict, total=False):
 
 
 class SamplingFields(SamplingDefaults, total=False):
-    """What a body may say about how tokens are chosen. What it leaves open comes from the checkpoint."""
+    """Holds the fields of a body that control sampling. Defaults come from the checkpoint."""
 
     logit_bias: Annotated[dict[str, float] | None, "Token ids to numbers added to their logits."]
     n: Annotated[int | None, Bounds(1), "How many answers."]
     max_tokens: Annotated[int | None, Bounds(1), "Maximum number of tokens to generate."]
     user: Annotated[str | None, "A label for the end user, for the server's log."]
-    stop_token_ids: Annotated[list[int] | None, Bounds(0, MAX_TOKENS), "Extension: tokens that end the answer."]
-    min_tokens: Annotated[int | None, Bounds(0), "Extension: no end before so many tokens."]
+    stop_token_ids: Annotated[list[int] | None, Bounds(0, MAX_TOKEN_IDS), "Extension: tokens that end the answer."]
+    min_tokens: Annotated[int | None, Bounds(0), "Extension: minimum number of tokens to generate."]
     ignore_eos: Annotated[bool | None, "Extension: continue past the end token."]
     dry_multiplier: Annotated[float | None, Bounds(0), "Extension: strength of DRY, against repetition."]
     dry_base: Annotated[float | None, Bounds(1), "Extension: DRY's growth per repeated token."]
@@ -73,13 +75,13 @@ class SamplingFields(SamplingDefaults, total=False):
 def read_sampling(
     body: SamplingFields, *, max_len: int | None, top_n: int | None, prompt_logprobs: int | None = None
 ) -> SamplingParams:
-    """Return how the tokens of an answer are chosen.
+    """Return the sampling settings of a body.
 
-    :param max_len: tokens to generate at most
-    :param top_n: how many of the likeliest tokens are returned beside each, and
-    :param prompt_logprobs: beside each of the prompt's
-    :raises InvalidRequestError: a value that cannot be used
-    :raises ConfigError: likewise
+    :param max_len: maximum number of tokens to generate
+    :param top_n: how many of the likeliest tokens to return with each generated token
+    :param prompt_logprobs: how many of the likeliest tokens to return with each token of the prompt
+    :raises InvalidRequestError: invalid value
+    :raises ConfigError: invalid value
     """
     seed = body.get("seed")
     return SamplingParams(
@@ -96,7 +98,7 @@ def read_sampling(
         logits_bias=_logits_bias(body.get("logit_bias")),
         n_choices=body.get("n") or 1,
         top_n_logprobs=top_n,
-        seed=None if seed is None else seed % 2**64,  # OpenAI's API takes negative ones
+        seed=None if seed is None else seed % 2**64,  # OpenAI's API accepts negative seeds
         dry_params=dry_params(
             multiplier=body.get("dry_multiplier"),
             base=body.get("dry_base"),
@@ -116,10 +118,10 @@ def dry_params(
     allowed_length: int | None,
     sequence_breakers: Sequence[str] | None,
 ) -> DryParams | None:
-    """Return the settings of DRY, which is off without a multiplier.
+    """Return the settings of DRY; None, which disables it, without a multiplier.
 
-    :raises InvalidRequestError: details without a multiplier
-    :raises ConfigError: a value that cannot be used
+    :raises InvalidRequestError: other settings of DRY without a multiplier
+    :raises ConfigError: invalid value
     """
     details: dict[str, Any] = {"base": base, "allowed_length": allowed_length, "sequence_breakers": sequence_breakers}
     given = {name: value for name, value in details.items() if value is not None}
@@ -133,10 +135,10 @@ def dry_params(
 
 
 def top_n_logprobs(logprobs: bool, top_logprobs: int | None, *, default: int) -> int | None:
-    """Return how many of the likeliest tokens a chat's answer has beside each; None: it has no logprobs.
+    """Return how many of the likeliest tokens a chat's answer lists with each token; None: no logprobs.
 
-    :param default: how many they are if nothing is said
-    :raises InvalidRequestError: a number of them without logprobs
+    :param default: the number if ``top_logprobs`` is None
+    :raises InvalidRequestError: ``top_logprobs`` without ``logprobs``
     """
     if logprobs:
         return default if top_logprobs is None else top_logprobs
@@ -150,10 +152,11 @@ def top_n_logprobs(logprobs: bool, top_logprobs: int | None, *, default: int) ->
 
 
 def constraint_of(kind: str, source: str | Mapping[str, Any], *, field: str) -> Constraint:
-    """Return the language that a kind of description stands for.
+    """Return the constraint of a kind and its source.
 
-    :param field: the field that says the kind
-    :raises InvalidRequestError: there is no such kind, or its description is none
+    :param kind: one of ``GRAMMAR_KINDS``
+    :param field: the field that holds the kind, for errors
+    :raises InvalidRequestError: unknown kind, or invalid source
     """
     makes: dict[str, Callable[[Any], Constraint]] = {
         "json_schema": Constraint.json_schema,
@@ -174,8 +177,8 @@ def constraint_of(kind: str, source: str | Mapping[str, Any], *, field: str) -> 
 def _logits_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
     if not bias:
         return None
-    if len(bias) > MAX_TOKENS:
-        raise InvalidRequestError.of("logit_bias", f"{len(bias)} tokens", f"at most {MAX_TOKENS} tokens")
+    if len(bias) > MAX_TOKEN_IDS:
+        raise InvalidRequestError.of("logit_bias", f"{len(bias)} tokens", f"at most {MAX_TOKEN_IDS} tokens")
     numbers = {}
     for token, number in bias.items():
         if not (token.isascii() and token.isdecimal() and len(token) < 10) or not -100 <= number <= 100:

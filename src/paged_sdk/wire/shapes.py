@@ -1,7 +1,8 @@
-"""Say which JSON values are accepted: their shapes, which check values and describe themselves as JSON schemas.
+"""Defines shapes of JSON values. A shape checks values, and describes itself as a JSON schema.
 
-They are made of annotations: types, ``Literal`` for fields that can only be given at a value that asks for nothing,
-:class:`Bounds` for numbers, and a sentence for people.
+Shapes are made from type annotations: types, ``Literal`` for fixed values, and in ``Annotated``, :class:`Bounds` and a
+sentence. The sentence describes the field; for a field that is only accepted at values without effect, such as null, it
+gives the reason.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ from attrs import field, frozen
 
 from paged_sdk import InvalidRequestError
 
-__all__ = ["Bounds", "Fields", "Named", "Shape", "shape_of"]
+__all__ = ["Bounds", "Fields", "NamedSchemas", "Shape", "shape_of"]
 
-Named: TypeAlias = MutableMapping[str, Any] | None
-"""Collects the schemas of objects by the names of their types, so that others refer to them; None: none does."""
+NamedSchemas: TypeAlias = MutableMapping[str, Any] | None
+"""Collects the schemas of objects by the names of their types, so that other schemas refer to them by ``$ref``; None:
+schemas of objects are inlined.
+"""
 
 REFERENCE: Final = "#/components/schemas/"
 
 
 @frozen
 class Bounds:
-    """Bounds a number, or the length of a text or list. None is no bound."""
+    """Bounds a number, or the length of a string or list; both ends included. None: no bound."""
 
     low: float | None = None
     high: float | None = None
@@ -71,31 +74,32 @@ class Shape(ABC):
     @property
     @abstractmethod
     def allowed(self) -> str:
-        """Say what is accepted, in words."""
+        """Describe the accepted values in words, for errors."""
 
     @abstractmethod
     def takes(self, value: object) -> bool:
-        """Tell whether a value is of the right kind, without looking into it."""
+        """Tell whether a value has the right type, without checking its items or fields."""
 
     def check(self, path: str, value: object) -> None:
-        """Look into a value.
+        """Check a value, with its items and fields.
 
-        :raises InvalidRequestError: it is not accepted
+        :param path: the value's path in the body, for errors
+        :raises InvalidRequestError: the value is not accepted
         """
         if not self.takes(value):
             raise InvalidRequestError.of(path, value, self.allowed)
 
     @abstractmethod
-    def schema(self, named: Named) -> dict[str, Any]:
-        """Return the JSON schema of what is accepted.
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
+        """Return the JSON schema of the accepted values.
 
-        :param named: takes the schemas of objects
+        :param schemas: see :data:`NamedSchemas`
         """
 
 
 @frozen
 class Anything(Shape):
-    """Accepts every value: whoever gets it checks it."""
+    """Accepts every value; the code that uses the value checks it."""
 
     @property
     def allowed(self) -> str:
@@ -104,13 +108,13 @@ class Anything(Shape):
     def takes(self, value: object) -> bool:
         return True
 
-    def schema(self, named: Named) -> dict[str, Any]:
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
         return {}
 
 
 @frozen
 class Scalar(Shape):
-    """Accepts values of one of JSON's simple types."""
+    """Accepts values of one scalar type of JSON."""
 
     kind: type
     bounds: Bounds | None = None
@@ -129,7 +133,7 @@ class Scalar(Shape):
             return False
         return self.bounds is None or self.bounds.fits(len(value) if isinstance(value, str) else value)  # type: ignore[arg-type]  # a number
 
-    def schema(self, named: Named) -> dict[str, Any]:
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
         keys = ("minLength", "maxLength") if self.kind is str else ("minimum", "maximum")
         return {"type": _SCALARS[self.kind][0], **(self.bounds.schema(*keys) if self.bounds else {})}
 
@@ -151,7 +155,7 @@ _SCALARS: Final[Mapping[type, tuple[str, str]]] = {
 
 @frozen
 class Values(Shape):
-    """Accepts a few values."""
+    """Accepts fixed values."""
 
     values: tuple[object, ...]
 
@@ -162,7 +166,7 @@ class Values(Shape):
     def takes(self, value: object) -> bool:
         return any(type(value) is type(each) and value == each for each in self.values)
 
-    def schema(self, named: Named) -> dict[str, Any]:
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
         return {"enum": list(self.values)}
 
 
@@ -188,9 +192,9 @@ class ListOf(Shape):
         for place, item in enumerate(cast(Sequence[object], value)):
             self.item.check(f"{path}[{place}]", item)
 
-    def schema(self, named: Named) -> dict[str, Any]:
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
         bounds = self.bounds.schema("minItems", "maxItems") if self.bounds else {}
-        return {"type": "array", "items": self.item.schema(named), **bounds}
+        return {"type": "array", "items": self.item.schema(schemas), **bounds}
 
 
 @frozen
@@ -211,25 +215,28 @@ class MapOf(Shape):
         for key, each in cast(Mapping[object, object], value).items():
             self.value.check(f"{path}[{json.dumps(str(key)[:60])}]", each)
 
-    def schema(self, named: Named) -> dict[str, Any]:
-        return {"type": "object", "additionalProperties": self.value.schema(named) or True}
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": self.value.schema(schemas) or True}
 
 
 @frozen
 class Field:
-    """Holds one field of an object."""
+    """Describes one field of an object.
+
+    :ivar description: the field's description, or why it has no effect
+    """
 
     shape: Shape
     is_required: bool
-    says: str
+    description: str
 
     def check(self, path: str, value: object) -> None:
-        """Look into a value. Where only values are accepted that ask for nothing, the error says why.
+        """Check a value. If the field is only accepted at values without effect, the error gives the reason.
 
-        :raises InvalidRequestError: it is not accepted
+        :raises InvalidRequestError: the value is not accepted
         """
-        if self._asks_for_nothing and self.says and not self.shape.takes(value):
-            raise InvalidRequestError.of(path, value, f"{self.shape.allowed} ({self.says})")
+        if self._asks_for_nothing and self.description and not self.shape.takes(value):
+            raise InvalidRequestError.of(path, value, f"{self.shape.allowed} ({self.description})")
         self.shape.check(path, value)
 
     @property
@@ -250,14 +257,14 @@ class Fields(Shape):
         hints = get_type_hints(kind, include_extras=True)
         if is_typeddict(kind):
             required = {name for name in kind.__required_keys__ if get_origin(hints[name]) is not NotRequired}
-        else:  # a value of attrs, as ``asdict`` writes it
+        else:  # an attrs class, as ``attrs.asdict`` writes its values
             required = set(attrs.fields_dict(kind))
         fields = {}
         for name, hint in hints.items():
             is_required = name in required or get_origin(hint) is Required
             inner = get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
-            says = [each for each in getattr(inner, "__metadata__", ()) if isinstance(each, str)]
-            fields[name] = Field(shape_of(inner), is_required, says[0] if says else "")
+            descriptions = [each for each in getattr(inner, "__metadata__", ()) if isinstance(each, str)]
+            fields[name] = Field(shape_of(inner), is_required, descriptions[0] if descriptions else "")
         return cls(kind.__name__, fields)
 
     @property
@@ -286,32 +293,35 @@ class Fields(Shape):
                 )
 
     def tag(self, key: str) -> tuple[object, ...]:
-        """Return the values that a field can have, if these are few."""
+        """Return the fixed values that a field accepts; empty if it accepts others, or there is no such field."""
         shape = self.fields[key].shape if key in self.fields else None
         return shape.values if isinstance(shape, Values) else ()
 
     def is_tagged(self, value: Mapping[str, object]) -> bool:
-        """Tell whether the ``type`` of an object is this one's, or it has none and needs none."""
+        """Tell whether an object's ``type`` is accepted here, or is absent and optional."""
         return value["type"] in self.tag("type") if "type" in value else not self.fields["type"].is_required
 
-    def schema(self, named: Named) -> dict[str, Any]:
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
         properties = {}
         for name, each in self.fields.items():
-            properties[name] = {**each.shape.schema(named), **({"description": each.says} if each.says else {})}
+            properties[name] = {
+                **each.shape.schema(schemas),
+                **({"description": each.description} if each.description else {}),
+            }
         required = [name for name, each in self.fields.items() if each.is_required]
         schema = {"type": "object", "properties": properties, "additionalProperties": False}
         if required:
             schema["required"] = required
-        if named is None:
+        if schemas is None:
             return schema
-        known = named.setdefault(self.name, schema)  # by itself: python -O leaves assertions out
+        known = schemas.setdefault(self.name, schema)  # not within the assertion: python -O drops it
         assert known == schema, f"two types are called {self.name}"
         return {"$ref": REFERENCE + self.name}
 
 
 @frozen
 class OneOf(Shape):
-    """Accepts values of any of several shapes. Objects are told apart by their ``type``."""
+    """Accepts values of any of several shapes. Objects are distinguished by their ``type``."""
 
     shapes: tuple[Shape, ...]
 
@@ -333,18 +343,18 @@ class OneOf(Shape):
             fitting = [*found] or fitting
         if not fitting:
             raise InvalidRequestError.of(path, value, self.allowed)
-        for shape in fitting[:-1]:  # of several lists, any may fit
+        for shape in fitting[:-1]:  # takes() cannot distinguish lists of different items
             with suppress(InvalidRequestError):
                 shape.check(path, value)
                 return
         fitting[-1].check(path, value)
 
-    def schema(self, named: Named) -> dict[str, Any]:
-        return {"anyOf": [shape.schema(named) for shape in self.shapes]}
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
+        return {"anyOf": [shape.schema(schemas) for shape in self.shapes]}
 
 
 def shape_of(hint: Any, bounds: Bounds | None = None) -> Shape:
-    """Return what checks values of a type."""
+    """Return the shape of a type annotation."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         found = [each for each in arguments[1:] if isinstance(each, Bounds)]

@@ -1,4 +1,4 @@
-"""Choose which calls of tools a streamed answer shows."""
+"""Selects the tool calls that a streamed answer shows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["ShownCalls"]
 
 
 class ShownCalls:
-    """Knows which calls of one text are shown: all, or the first one alone. A call that turned out to be text is none:
-    then it is the next one.
+    """Selects which tool calls of one choice are shown: all, or only the first. A call that turns out to be text does
+    not count: the next call is then the first.
 
-    :param has_one_call: whether calls but the first are left out
+    :param has_one_call: whether only the first call is shown
     """
 
     def __init__(self, *, has_one_call: bool) -> None:
@@ -20,11 +20,11 @@ class ShownCalls:
         self._is_whole = False
 
     def shown(self, delta: Delta) -> list[ToolCallDelta]:
-        """Return what is shown of the calls in the next piece of the text."""
+        """Return those call deltas of the next delta that are shown."""
         if not self._has_one_call:
             return list(delta.tool_call_deltas)
         if not self._is_whole:
-            if delta.content:  # it does not follow a call that is still to become whole: that was text, and here it is
+            if delta.content:  # content follows an incomplete call only if that call was text: this is that text
                 self._index = None
             whole = [call.index for call in delta.tool_calls]
             begun = [call.index for call in delta.tool_call_deltas if call.id is not None]

@@ -57,7 +57,7 @@ class Worker:
         self._on_start = on_start
         self._throughput = ThroughputLog() if log_throughput else None
         self._mailbox = Mailbox()
-        engine.when_something_comes(partial(self._mailbox.put, Wake()))
+        engine.on_images_ready(partial(self._mailbox.put, Wake()))
         self._in_hand: Command | None = None
         self._alone: CallAlone | None = None  # runs when the live requests have ended
         self._held: deque[Submit | CallAlone] = deque()  # commands that wait for _alone
@@ -275,7 +275,7 @@ class Worker:
         while True:
             for command in self._mailbox.drain():
                 self._in_hand = command
-                self._obey(command)
+                self._execute(command)
                 del command  # its future may hold an error
             self._in_hand = None
             self._call_alone()
@@ -287,7 +287,7 @@ class Worker:
             self._take_stats()
             self._tell_watchers()
             self._in_hand = self._mailbox.wait()
-            self._obey(self._in_hand)
+            self._execute(self._in_hand)
 
     def _call_alone(self) -> None:
         """Run the function that waits for the engine to be idle, if it is, then the commands held for it."""
@@ -301,7 +301,7 @@ class Worker:
             del command  # an error's traceback leads to this frame, and the command's future holds the error
             while self._held and self._alone is None:
                 self._in_hand = held = self._held.popleft()
-                self._obey(held)
+                self._execute(held)
                 del held
             self._in_hand = None
 
@@ -324,7 +324,7 @@ class Worker:
             self._take_stats()
             future.set_result(result)
 
-    def _obey(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         match command:
             case Submit() | CallAlone() if self._alone is not None:
                 self._held.append(command)
@@ -367,11 +367,11 @@ class Worker:
         for listeners in list(self._listeners.values()):
             has_some = has_some or bool(listeners.outbox)
             try:
-                hears = not listeners.outbox or listeners.post()
+                is_open = not listeners.outbox or listeners.post()
             except Exception as error:  # unknown how much of it the loop has received
                 self._fail_all(listeners, error)
             else:
-                if not hears:  # the loop ended without closing its requests: they have no reader any more
+                if not is_open:  # the loop ended without closing its requests: they have no reader any more
                     self._abort_all(listeners)
                     listeners.subscriptions.clear()
             if not listeners.subscriptions:
@@ -445,8 +445,8 @@ class _LoopListeners:
     def post(self) -> bool:
         """Pass the outbox to the loop, with one wake-up; return False if the loop has ended."""
         batch = self.outbox.take()
-        hears = self.loop.call_soon(batch.deliver)
+        is_open = self.loop.call_soon(batch.deliver)
         for _, event in batch.events:
             if event.is_last:
                 self.subscriptions.pop(event.request_id, None)
-        return hears
+        return is_open

@@ -219,7 +219,7 @@ def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted, encoder: TensorEnc
             )
             for name, tensor in stored.items()
         ],
-        check=partial(_must_mean, config),
+        check=partial(_check_written_file, config),
         close=checkpoint.source.close,
     )
 
@@ -227,19 +227,37 @@ def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted, encoder: TensorEnc
 def _from_gguf(path: Path, wanted: _Wanted, encoder: TensorEncoder) -> _Plan:
     refuse_other_files(path)
     files = open_gguf(path)
+
+    def close() -> None:
+        for file in files:
+            file.close()
+
+    try:
+        return _from_parts(files, path, wanted, encoder, close)
+    except BaseException:
+        close()
+        raise
+
+
+def _from_parts(
+    files: Sequence[GgufFile], path: Path, wanted: _Wanted, encoder: TensorEncoder, close: Callable[[], None]
+) -> _Plan:
+    """Plan a file from the parts of another; a model in one file has one part.
+
+    :param close: closes the parts
+    """
     first = files[0]
+    must_be_model(first.metadata, path)
+    if "general.architecture" not in first.metadata:
+        raise CheckpointError(f"{path} does not say its architecture", path=path)
     stored = {name: tensor for file in files for name, tensor in file.tensors.items()}
     shapes = {name: tensor.shape for name, tensor in stored.items()}
-    architecture = str(first.metadata.get("general.architecture"))
-    types = wanted.types(shapes, _shape_of(first, stored), architecture)
+    types = wanted.types(shapes, _shape_of(first, stored), str(first.metadata["general.architecture"]))
     kept = {
         key: GgufValue(value, *first.metadata_types[key])
         for key, value in first.metadata.items()
         if not key.startswith("split.") and key not in _REPLACED_KEYS
     }
-    must_be_model(first.metadata, path)
-    if "general.architecture" not in kept:
-        raise CheckpointError(f"{path} does not say its architecture", path=path)
     planned = []
     for name, tensor in stored.items():
         number = types.get(name, tensor.type)
@@ -247,10 +265,6 @@ def _from_gguf(path: Path, wanted: _Wanted, encoder: TensorEncoder) -> _Plan:
         as_it_is, anew = partial(_copied, tensor), partial(_encoded, encoder, wanted, name, number, matrix)
         parts = as_it_is if number == tensor.type else anew
         planned.append(PlannedTensor(name=name, shape=tensor.shape, type=number, parts=parts))
-
-    def close() -> None:
-        for file in files:
-            file.close()
 
     def check(part: Path) -> None:
         GgufFile(part).close()
@@ -319,7 +333,7 @@ def _attention_factor(rope: RopeConfig) -> float:
     return float(RotaryEmbedding(rope, device=_CPU).at(torch.tensor([0])).cos[0, 0, 0, 0])
 
 
-def _must_mean(config: DecoderConfig, path: Path) -> None:
+def _check_written_file(config: DecoderConfig, path: Path) -> None:
     """Read the config of a written file, and compare it with the checkpoint's.
 
     :raises UnsupportedArchitectureError: they differ, since GGUF cannot express a setting

@@ -83,7 +83,7 @@ def write(source: str | Path, target: str | Path, type: str, *, show_progress: b
                 write_gguf_file(
                     part, {key: GgufValue.of(value) for key, value in metadata.items()}, tensors, on_progress=bar.update
                 )
-                _must_mean(part, config, shape, processor, path)
+                _check_written_file(part, config, shape, processor, path)
     finally:
         checkpoint.source.close()
     return target
@@ -130,11 +130,10 @@ def _tensors(
     """
     source, family = checkpoint.source, find_family(checkpoint.config)
     names = names_in(source, family)
-    text = (names.head, *(names.body + part for part in ("layers.", "embed_tokens.", "norm.")))
     planned: list[PlannedTensor] = []
     pieces = _Pieces(source, kind, config)
     for name in source.names():
-        if name.startswith(text) or name.endswith(".position_ids"):
+        if names.is_decoders(name) or name.endswith(".position_ids"):
             continue
         stored = kind.gguf_name(name)
         if stored is None:
@@ -215,7 +214,7 @@ def _break_row(checkpoint: Checkpoint, table: str) -> Tensor:
     return checkpoint.source.matrix(table).rows(slice(token, token + 1)).decoded(torch.float32)[0]
 
 
-def _must_mean(part: Path, config: Any, shape: DecoderConfig, processor: Any, path: Path) -> None:
+def _check_written_file(part: Path, config: Any, shape: DecoderConfig, processor: Any, path: Path) -> None:
     """Read the config and image processor settings of a written file, and compare them with the checkpoint's.
 
     :raises UnsupportedArchitectureError: they differ, since GGUF cannot express a setting

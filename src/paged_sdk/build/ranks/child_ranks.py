@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import FileStore
 
 from paged_sdk.build.child_process import how_it_ended, start_program
 from paged_sdk.build.loading import Loading
-from paged_sdk.build.ranks.ranks import Seat
+from paged_sdk.build.ranks.ranks import RankPlacement
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import Environment, device_variables, interpreter_variables
 from paged_sdk.errors import EngineDeadError, EngineError, ModelLoadError
@@ -70,13 +70,13 @@ class ChildRanks:
     """Implements :class:`~paged_sdk.build.ranks.followers.Ranks` for processes that this process starts.
 
     :param loading: what this process loads
-    :param seats: the seat of each rank
+    :param placements: where each rank computes
     :raises EngineError: a process cannot be started
     :ivar group: all ranks; this process is rank 0
     """
 
-    def __init__(self, loading: Loading, seats: Sequence[Seat]) -> None:
-        size, device = len(seats), loading.device
+    def __init__(self, loading: Loading, placements: Sequence[RankPlacement]) -> None:
+        size, device = len(placements), loading.device
         self.group: Group = Group(0, size, self._explain)
         self._rendezvous = _rendezvous()
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -94,8 +94,8 @@ class ChildRanks:
             for rank in range(1, size):
                 assignment = Assignment(
                     path=loading.path,
-                    settings=seats[rank].of(given),
-                    processors=seats[rank].processors,
+                    settings=placements[rank].of(given),
+                    processors=placements[rank].processors,
                     environment=loading.environment,
                     rank=rank,
                     size=size,
@@ -159,13 +159,19 @@ class ChildRanks:
         return self._processes[rank - 1]
 
     def _listen(self, seconds: float | None) -> list[int]:
-        """Read the followers' messages, and return the ranks that have ended."""
+        """Read the followers' messages, and return the ranks that have ended.
+
+        :param seconds: how long to wait for messages; None: until there are some
+        """
         ended = []
-        pipes = {process.stdout: rank for rank, process in enumerate(self._processes, 1) if process.stdout is not None}
-        ready, _, _ = select.select(list(pipes), [], [], seconds)
-        for pipe in ready:
-            content = os.read(pipe.fileno(), _MOST_TEXT)
-            rank = pipes[pipe]
+        ranks: dict[int, int] = {}
+        messages = select.poll()  # select() refuses descriptors above 1023, which a server with many sockets has
+        for rank, process in enumerate(self._processes, 1):
+            assert process.stdout is not None
+            ranks[process.stdout.fileno()] = rank
+            messages.register(process.stdout, select.POLLIN)
+        for pipe, _ in messages.poll(None if seconds is None else 1000 * seconds):
+            content, rank = os.read(pipe, _MOST_TEXT), ranks[pipe]
             if content:
                 self._said[rank] += content
             else:  # the pipe is closed: the process is about to end

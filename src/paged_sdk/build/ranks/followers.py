@@ -51,7 +51,7 @@ class Ranks(Protocol):
 
 
 class Followers:
-    """Implements :class:`~paged_sdk.runner.model_runner.OtherRanks`, whether this process started the ranks or not.
+    """Implements :class:`~paged_sdk.runner.other_ranks.OtherRanks`, whether this process started the ranks or not.
 
     A follower ends when it is told to, when its connections break, and when this process ends for any reason.
 

@@ -11,7 +11,7 @@ import torch
 from attrs import evolve
 from torch._C._distributed_c10d import PrefixStore
 
-from paged_sdk.build.device_setup import memory_must_do_to
+from paged_sdk.build.device_setup import host_memory_errors
 from paged_sdk.build.loading import Loading
 from paged_sdk.build.placement import common_dtype
 from paged_sdk.build.ranks.part import ModelPart
@@ -104,7 +104,7 @@ def follow_launch(rendezvous: Rendezvous, loading: Loading) -> None:
         part = ModelPart.load(evolve(loading, check_cancelled=_watched(rendezvous, check_cancelled)), group)
         _join(rendezvous, group, loading.device, check_cancelled)
         _log.info("Rank %d of %d computes its part of %s.", rank, size, loading.path.name)
-        with memory_must_do_to(f"compute rank {rank}'s part of", loading.path):
+        with host_memory_errors(f"compute rank {rank}'s part of", loading.path):
             _run(lambda: part.follow(group), check_cancelled)
     finally:
         group.end()

@@ -90,7 +90,7 @@ class ModelPart:
             make_device_decoding=lambda model, backend: None,
         )
         while (isq := follow(fused, model.head, backend, group, bank, path)) is not None:
-            assert path is None, "it would have to be recorded again"
+            assert path is None, "recorded steps would read the old weights"
             del fused, backend  # so that old weights are freed while new ones are made
             made = requantize(isq, lambda: None)
             fused, backend = made.model, made.backend

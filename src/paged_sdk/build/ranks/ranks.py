@@ -13,15 +13,16 @@ from torch.distributed import is_nccl_available
 from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.encoder_file import EncoderFile
 from paged_sdk.config.build import BuildSettings
-from paged_sdk.config.env import WORLD_SIZE, Launch
+from paged_sdk.config.env import WORLD_SIZE
 from paged_sdk.config.isq import IsqType
+from paged_sdk.config.launch import Launch
 from paged_sdk.errors import ConfigError
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.shard import SETTING
 from paged_sdk.runner.device import choose_device
 from paged_sdk.system.processors import numa_nodes, usable_processors
 
-__all__ = ["Seat", "check_parts", "check_ranks", "choose_seats", "launched_seat", "refuse_isq"]
+__all__ = ["RankPlacement", "check_parts", "check_ranks", "place_launched_rank", "place_ranks", "refuse_isq"]
 
 _log = get_logger(__name__)
 
@@ -29,7 +30,7 @@ _NODES: Final = "NUMA nodes with processors that this process may use"
 
 
 @frozen(kw_only=True)
-class Seat:
+class RankPlacement:
     """Says where a rank computes.
 
     :ivar num_threads: number of threads; None: one per CPU
@@ -46,8 +47,8 @@ class Seat:
         return evolve(settings, num_threads=self.num_threads, device=self.device or settings.device)
 
 
-def choose_seats(settings: BuildSettings) -> Sequence[Seat]:
-    """Return the seat of each rank; a single one if the model is not divided.
+def place_ranks(settings: BuildSettings) -> Sequence[RankPlacement]:
+    """Decide where each rank computes; the list has a single entry if the model is not divided.
 
     :raises ConfigError: devices do not exist, or two settings contradict each other
     """
@@ -56,7 +57,7 @@ def choose_seats(settings: BuildSettings) -> Sequence[Seat]:
     if named is not None and size not in (None, "auto", len(named)):
         raise ConfigError.of(SETTING, size, f"{len(named)}, as many as the topology has devices, or nothing beside it")
     if named is None and size in (None, 1):
-        return [Seat(num_threads=settings.num_threads)]
+        return [RankPlacement(num_threads=settings.num_threads)]
     kind = choose_device(settings.device).type
     if kind == "cuda":
         return _on_gpus(settings, named)
@@ -73,18 +74,18 @@ def choose_seats(settings: BuildSettings) -> Sequence[Seat]:
             raise ConfigError.of("Topology.devices", missing[0], allowed)
         count, on = len(named), list(named)
     if count == len(nodes) == 1:
-        return [Seat(num_threads=settings.num_threads)]
+        return [RankPlacement(num_threads=settings.num_threads)]
     shares = _shares(settings, count)
     if on is None or len(nodes) == 1:
-        return [Seat(num_threads=share) for share in shares]
+        return [RankPlacement(num_threads=share) for share in shares]
     return [
-        Seat(num_threads=min(share, len(nodes[node])), processors=nodes[node])
+        RankPlacement(num_threads=min(share, len(nodes[node])), processors=nodes[node])
         for share, node in zip(shares, on, strict=True)
     ]
 
 
-def _on_gpus(settings: BuildSettings, named: tuple[int, ...] | None) -> Sequence[Seat]:
-    """Return one seat per GPU: those that a topology names, or the first ``tensor_parallel`` ones.
+def _on_gpus(settings: BuildSettings, named: tuple[int, ...] | None) -> Sequence[RankPlacement]:
+    """Return one placement per GPU: those that a topology names, or the first ``tensor_parallel`` ones.
 
     :raises ConfigError: there are fewer GPUs
     """
@@ -94,15 +95,17 @@ def _on_gpus(settings: BuildSettings, named: tuple[int, ...] | None) -> Sequence
     if named is None:
         numbers: Sequence[int] = range(size if isinstance(size, int) else count)
         if len(numbers) > count:
-            raise ConfigError.of(SETTING, size, f"at most {count}, so many GPUs there are")
+            raise ConfigError.of(SETTING, size, f"at most {count}, the number of GPUs")
     else:
         numbers = named
         if missing := [number for number in named if number >= count]:
-            raise ConfigError.of("Topology.devices", missing[0], f"a number below {count}, so many GPUs there are")
+            raise ConfigError.of("Topology.devices", missing[0], f"a number below {count}, the number of GPUs")
     if len(numbers) == 1:
-        return [Seat(num_threads=settings.num_threads, device=f"cuda:{numbers[0]}")]
+        return [RankPlacement(num_threads=settings.num_threads, device=f"cuda:{numbers[0]}")]
     shares = _shares(settings, len(numbers))
-    return [Seat(num_threads=share, device=f"cuda:{number}") for share, number in zip(shares, numbers, strict=True)]
+    return [
+        RankPlacement(num_threads=share, device=f"cuda:{number}") for share, number in zip(shares, numbers, strict=True)
+    ]
 
 
 def _shares(settings: BuildSettings, count: int) -> list[int]:
@@ -111,14 +114,14 @@ def _shares(settings: BuildSettings, count: int) -> list[int]:
     return [max(each + (rank < more), 1) for rank in range(count)]
 
 
-def launched_seat(settings: BuildSettings, launch: Launch) -> Seat:
-    """Return the seat of this process as a rank that was launched separately.
+def place_launched_rank(settings: BuildSettings, launch: Launch) -> RankPlacement:
+    """Decide where this process computes as a rank that was launched separately.
 
     :raises ConfigError: the settings request another number of ranks, or name devices
     """
     size = settings.tensor_parallel
     if settings.topology is not None and (named := settings.topology.devices) is not None:
-        allowed = f"nothing beside {WORLD_SIZE} = {launch.size}: where each process computes is said when it is started"
+        allowed = f"nothing beside {WORLD_SIZE} = {launch.size}: whoever starts a process chooses its device"
         raise ConfigError.of("Topology.devices", list(named), allowed)
     if size not in ("auto", launch.size):
         allowed = f"{launch.size}, as {WORLD_SIZE} says; without it, the other ranks are started from here"
@@ -126,15 +129,15 @@ def launched_seat(settings: BuildSettings, launch: Launch) -> Seat:
     if choose_device(settings.device).type == "cuda":
         count = torch.cuda.device_count()
         if count == 1:  # each process may see only its own device
-            return Seat(num_threads=settings.num_threads, device="cuda:0")
+            return RankPlacement(num_threads=settings.num_threads, device="cuda:0")
         if launch.local_rank >= count:
-            raise ConfigError.of("LOCAL_RANK", launch.local_rank, f"a number below {count}, so many GPUs there are")
+            raise ConfigError.of("LOCAL_RANK", launch.local_rank, f"a number below {count}, the number of GPUs")
         share = _shares(settings, launch.local_size)[launch.local_rank]
-        return Seat(num_threads=share, device=f"cuda:{launch.local_rank}")
+        return RankPlacement(num_threads=share, device=f"cuda:{launch.local_rank}")
     if launch.local_size == 1 and settings.num_threads is None:
-        return Seat(num_threads=None)
+        return RankPlacement(num_threads=None)
     local = evolve(settings, tensor_parallel=launch.local_size)
-    return choose_seats(local)[launch.local_rank]
+    return place_ranks(local)[launch.local_rank]
 
 
 def check_ranks(settings: BuildSettings, size: int, devices: Iterable[torch.device]) -> None:
@@ -154,8 +157,8 @@ def check_ranks(settings: BuildSettings, size: int, devices: Iterable[torch.devi
         "a torch with NCCL": on_gpus and not is_nccl_available(),
         "no draft model, on GPUs": on_gpus and settings.draft is not None,
         "paged attention, on GPUs": on_gpus and settings.paged_attn is False,
-        "nothing beside images, on GPUs": on_gpus and settings.images is not None,
-        "nothing beside a calibration file, which the whole model reads": settings.calibration_file is not None,
+        "no images, on GPUs": on_gpus and settings.images is not None,
+        "no calibration file, which needs the whole model in one process": settings.calibration_file is not None,
         "a system with pipes that can be waited for": sys.platform == "win32",
         "a program with a Python interpreter to start": not sys.executable or getattr(sys, "frozen", False),
     }
@@ -176,11 +179,11 @@ def check_parts(
     """
     if encoder is not None and device.type != "cpu":
         if encoder.is_asked:
-            raise ConfigError.of(SETTING, size, "nothing beside an image encoder, on GPUs")
-        _log.info("%s is left alone: several ranks on GPUs take no images.", encoder.path)
+            raise ConfigError.of(SETTING, size, "no image encoder, on GPUs")
+        _log.info("%s is not used: several ranks on GPUs take no images.", encoder.path)
         encoder = None
     if backends:
-        raise ConfigError.of(SETTING, size, "nothing beside attention backends of your own")
+        raise ConfigError.of(SETTING, size, "no custom attention backends")
     return encoder
 
 

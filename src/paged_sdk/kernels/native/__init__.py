@@ -1,1 +1,1 @@
-"""Calls the native CPU kernels: a small C++ library behind ctypes, built with the package where there is a compiler."""
+"""Calls the native CPU kernels: a C++ library, bound by ctypes and built with the package if there is a compiler."""

@@ -1,10 +1,10 @@
 """Runs a stack of decoder layers on packed weights and a paged KV cache in one native call per step.
 
-The layer is llama's: RMSNorm, attention with rotary embedding, residual; RMSNorm, gated feed-forward, residual. The
-additions of other families are computed where they are given: biases of any matrix (Qwen2, some Llamas), norms of
-query and key heads (Qwen3), a second norm of either half before the residual (Gemma) or that one alone (OLMo 2), rotary
-embeddings that differ from layer to layer (Gemma 3) or pair neighbours (GLM), layer norms and a feed-forward network
-without a gate (StarCoder 2), one beside attention (Command R), and a mixture of experts in its place (Mixtral).
+The basic layer is llama's: RMSNorm, attention with rotary embedding, residual; RMSNorm, gated MLP, residual. Options
+cover other families: biases of any matrix (Qwen2, some Llamas), norms of query and key heads (Qwen3), norms of the
+outputs of attention and MLP, in addition to those of the inputs (Gemma) or instead of them (OLMo 2), rotary embeddings
+that differ between layers (Gemma 3) or are interleaved (GLM), layer norms and MLPs without a gate (StarCoder 2), MLPs
+parallel to attention (Command R), and mixtures of experts (Mixtral).
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ __all__ = ["DecoderLayer", "NativeDecoder", "Projection", "Router"]
 
 _HEAD_NORMS: Final = MappingProxyType({"shared": 0, "own": 1, "whole": 2})
 _MAX_NEIGHBOURS: Final = 512
-"""So many elements of a head may be rotated where neighbours are paired (``kMost`` in the kernels)."""
+"""Maximum number of rotated elements per head with interleaved pairs (``kMost`` in the kernels)."""
 
 
 @frozen(eq=False, kw_only=True)
 class Router:
-    """Describes how a token's experts are chosen: they are the likeliest of a softmax over all experts.
+    """Describes a router that selects each token's experts: the likeliest of a softmax over all experts.
 
     :ivar weight: [num_experts, hidden] float32 or bfloat16, contiguous
-    :ivar num_selected: experts of each token
-    :ivar renormalize: their weights add up to 1; False: they are what the softmax gave
-    :ivar bias: [num_experts], added to the scores; None: nothing is
-    :ivar swiglu: alpha and limit of experts that compute ``(up + 1) * gate * sigmoid(alpha * gate)`` of clamped
-        factors; None: they compute ``up * silu(gate)``
+    :ivar num_selected: number of experts per token
+    :ivar renormalize: whether the weights of the selected experts are divided by their sum
+    :ivar bias: [num_experts], added to the router's logits; None: no bias
+    :ivar swiglu: alpha and limit of experts that compute ``(up + 1) * gate * sigmoid(alpha * gate)`` with clamped gate
+        and up; None: experts compute ``up * silu(gate)``
     """
 
     weight: Tensor
@@ -74,10 +74,10 @@ class Router:
 
 @frozen(eq=False)
 class Projection:
-    """Holds a matrix and the bias that is added to its outputs.
+    """Holds a matrix and its bias.
 
     :ivar weight: [rows, cols], packed
-    :ivar bias: [rows]; None: nothing is added
+    :ivar bias: [rows]; None: no bias
     """
 
     weight: PackedWeight
@@ -86,34 +86,36 @@ class Projection:
 
 @frozen(eq=False, kw_only=True)
 class DecoderLayer:
-    """Holds what one layer is made of. Hidden and inner sizes are multiples of 16.
+    """Holds the weights and settings of one layer. Hidden and inner sizes are multiples of 16.
 
-    :ivar qkv: query, key and value [.., hidden], or one matrix that is all three
+    :ivar qkv: query, key and value [.., hidden], or one fused matrix
     :ivar output: [hidden, num_heads * head_dim]
-    :ivar router: how experts are chosen, whose matrices ``gate``, ``up`` and ``down`` then hold one below the other,
-        packed; None: there is one feed-forward network for all tokens
-    :ivar gate: [inner, hidden]; None: there is none, and the activation is that of ``up``
+    :ivar router: selects experts, whose concatenated matrices are ``gate``, ``up`` and ``down``; None: one MLP for all
+        tokens
+    :ivar gate: [inner, hidden]; None: an MLP without a gate, whose activation is applied to ``up``
     :ivar up: [inner, hidden]
     :ivar down: [hidden, inner]
-    :ivar norm: of which kind norms are
-    :ivar attention_norm: [hidden], weight of the norm before attention; None: there is none
-    :ivar attention_norm_bias: [hidden], of a layer norm; None: nothing is added; those of other norms likewise
-    :ivar attention_output_norm: [hidden], weight of the RMSNorm of attention's output, before the residual
-        addition; None: the output is added as it is
-    :ivar mlp_norm: [hidden], weight of the norm before the feed-forward network; None: there is none
-    :ivar mlp_output_norm: [hidden], weight of the RMSNorm after it; given only together with ``attention_output_norm``
-    :ivar head_norm: whether norms of queries and keys have a weight [head_dim] for all heads, one for each of them, or
-        are one norm over all heads at once
-    :ivar query_norm: weight of the norm of queries before their positions are applied; None: they are not normalized
-    :ivar key_norm: the same for keys
-    :ivar clip: the largest magnitude of queries, keys and values; None: any
-    :ivar sinks: [num_heads], one more logit of each head, which has no value; None: there is none
-    :ivar parallel: whether the feed-forward network reads what attention reads, and what both give is added at once
-    :ivar rope: which of a step's rotary embeddings the layer uses, by index
-    :ivar attended_widths: of a layer that several processes compute, how many columns of attention's output each has,
-        int32: ``output`` has all columns then, and this process's rows; None: it has the columns of this process
-    :ivar inner_widths: likewise of what ``down`` multiplies; of experts, how many neurons of each
-    :ivar hidden_widths: how many rows of ``output``, and of ``down``, each has then
+    :ivar norm: the kind of the norms before attention and MLP, and of shared head norms
+    :ivar attention_norm: [hidden], weight of the norm before attention; None: no norm
+    :ivar attention_norm_bias: [hidden], bias of a layer norm; None: no bias; other biases of norms likewise
+    :ivar attention_output_norm: [hidden], weight of the RMSNorm of attention's output, before the residual addition;
+        None: no norm
+    :ivar mlp_norm: [hidden], weight of the norm before the MLP; None: no norm
+    :ivar mlp_output_norm: [hidden], weight of the RMSNorm of the MLP's output; given if and only if
+        ``attention_output_norm`` is
+    :ivar head_norm: whether norms of queries and keys have one weight [head_dim] for all heads ("shared"), a weight per
+        head ("own"), or normalize all heads as one vector ("whole")
+    :ivar query_norm: weight of the norm of queries before rotation; None: no norm
+    :ivar key_norm: likewise for keys
+    :ivar clip: limit of the magnitude of queries, keys and values; None: no limit
+    :ivar sinks: [num_heads], an extra logit without a value in each head's softmax; None: no sinks
+    :ivar parallel: whether the MLP reads the same normalized input as attention, and both outputs are added at once
+    :ivar rope: index of the layer's rotary embedding among the step's
+    :ivar attended_widths: [num_ranks] int32: the columns of attention's output that each rank computes; they are
+        gathered before ``output``, which has all columns and this rank's rows. None: ``output`` has this rank's columns
+        and all rows, and its results are summed over ranks
+    :ivar inner_widths: likewise for the input of ``down``; with experts, the neurons per expert
+    :ivar hidden_widths: [num_ranks] int32: the rows of ``output``, and of ``down``, that each rank has in that case
     """
 
     shape: AttentionShape
@@ -189,7 +191,12 @@ class DecoderLayer:
         return self.qkv[0].weight.cols
 
     def _last_shape(self, rows: int, widths: Tensor | None, own_width: int) -> tuple[int, int]:
-        """Return the shape that ``output`` or ``down``, which has so many rows, is to have."""
+        """Return the required shape of ``output`` or ``down``.
+
+        :param rows: its number of rows
+        :param widths: ``attended_widths`` or ``inner_widths``
+        :param own_width: the number of columns that this rank computes
+        """
         if widths is None:
             return self.hidden_size, own_width
         of_hidden = [] if self.hidden_widths is None else self.hidden_widths.tolist()
@@ -216,12 +223,12 @@ def _shape(projection: Projection) -> tuple[int, int]:
 class NativeDecoder:
     """Runs decoder layers: a whole step is one native call in one parallel region.
 
-    :param workspace: scratch memory of the engine that calls; one call at a time uses it
-    :param interleaved: of each rotary embedding that a layer names, whether neighbours are paired, and then stored as
-        two halves; empty: of none
-    :param shared: adds up what attention and feed-forward give, of which other processes have parts; None: all of it is
-        here
-    :raises ConfigError: shapes do not fit, or only some layers have output norms or are parallel
+    :param workspace: scratch memory of the calling engine; used by one call at a time
+    :param interleaved: for each rotary embedding, whether it rotates interleaved pairs (elements 2i and 2i + 1), whose
+        results are stored as two halves; empty: none does
+    :param shared: sums or gathers results of all ranks; None: this process computes everything
+    :raises ConfigError: shapes or the length of ``interleaved`` do not fit, or only some layers have output norms or
+        are parallel
     """
 
     def __init__(
@@ -241,17 +248,20 @@ class NativeDecoder:
         self._shared = shared
         self._layers = tuple(layers)
         num_ropes = 1 + max(layer.rope for layer in layers)
-        # A rotary embedding may be as wide as the heads of the layers that use it.
+        # A rotary embedding may be at most as wide as the smallest heads of the layers that use it.
         self._widest_ropes = [
             min((layer.shape.head_dim // 2 for layer in layers if layer.rope == rope), default=0)
             for rope in range(num_ropes)
         ]
-        self._kept: list[Tensor | None] = []  # what the C structures point to, beside the layers' own
+        self._kept: list[Tensor | None] = []  # tensors that the C structures point to, apart from the layers' own
         self._table = (Layer * len(layers))()
         for target, layer in zip(self._table, layers, strict=True):
             self._describe(target, layer)
         self._ropes = (Rope * num_ropes)()
-        for rope, pairs_neighbours in zip(self._ropes, interleaved, strict=False):
+        if len(interleaved) not in (0, num_ropes):
+            allowed = f"0 or {num_ropes}, the number of rotary embeddings that the layers name"
+            raise ConfigError.of("len(interleaved)", len(interleaved), allowed)
+        for rope, pairs_neighbours in zip(self._ropes, interleaved or [False] * num_ropes, strict=True):
             rope.interleaved = pairs_neighbours
         self._args = Decoder(
             ropes=addressof(self._ropes),
@@ -309,7 +319,7 @@ class NativeDecoder:
         target.norm_eps = layer.norm_eps
 
     def _vector(self, name: str, vector: Tensor | None, length: int) -> int | None:
-        """Return the address of a vector of float32, which is kept; None: there is none."""
+        """Convert a vector to float32, keep it alive, and return its address; None without a vector."""
         kept = float_vector(name, vector, length)
         self._kept.append(kept)
         return pointer(kept)
@@ -330,18 +340,18 @@ class NativeDecoder:
         *,
         layers: range | None = None,
     ) -> Tensor:
-        """Run every layer, or some that follow one another.
+        """Run all layers, or a range of consecutive ones.
 
         :param hidden: [num_tokens, hidden] float32, contiguous; changed in place
-        :param ropes: cosines and sines of the tokens' positions, [num_tokens, n] float32 each, contiguous, of each
-            rotary embedding that a layer names: elements i and n + i of a head are rotated; n is half a head at most
-        :param slots: [num_tokens] int64: where the tokens' keys and values go, ``block * block_size + offset``
+        :param ropes: for each rotary embedding, cosines and sines at the tokens' positions, [num_tokens, n] float32
+            each, contiguous: elements i and n + i of a head are rotated; n is at most half a head
+        :param slots: [num_tokens] int64: slots of the tokens' keys and values, ``block * block_size + offset``
         :param batch: the step's sequences; their contexts include the new tokens
-        :param cu_seqlens_read: [num_seqs + 1] int32, contiguous: of sequence s, the last ``cu_seqlens_read[s + 1] -
-            cu_seqlens_read[s]`` rows of ``hidden`` are read, and the others may be left with anything; None: all are
-            read
-        :param adapters: which adapter each token goes through; None: none has one
-        :param layers: the layers to run, in steps of 1; None: all
+        :param cu_seqlens_read: [num_seqs + 1] int32, contiguous: of sequence s, only the last ``cu_seqlens_read[s + 1]
+            - cu_seqlens_read[s]`` rows of ``hidden`` will be read, and other rows may be left undefined; None: all
+            rows will be read
+        :param adapters: the adapter of each token; None: no adapters
+        :param layers: the layers to run, a range with step 1; None: all
         :returns: ``hidden``
         :raises ConfigError: shapes or dtypes do not fit
         """

@@ -1,8 +1,7 @@
 """Computes a layer's mixture of experts on packed weights in one native call.
 
-The arithmetic is that of :mod:`paged_sdk.kernels.native.linear`, and a token's experts are added up in the order of
-their numbers: its result depends neither on the other tokens nor on the number of threads, nor on how many processes
-compute the layer together.
+The arithmetic is that of :mod:`paged_sdk.kernels.native.linear`, and a token's experts are summed in the order of their
+numbers. So a token's result does not depend on other tokens, the number of threads, or the number of ranks.
 """
 
 from __future__ import annotations
@@ -30,12 +29,11 @@ _NO_SUCH_EXPERT = 3
 def check_experts(
     gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int, widths: Tensor | None = None
 ) -> None:
-    """Check that three stacks of matrices make experts together.
+    """Check that the concatenated gate, up and down matrices of experts fit each other.
 
-    :param widths: how many neurons of each expert every process has, of several that compute some of them each; None:
-        all are here
-    :raises ConfigError: shapes do not fit, or a weight is for many rows or has its columns in another order than the
-        input's, or some are dense and others not
+    :param widths: with tensor parallelism, the number of neurons per expert of each rank; None: one rank
+    :raises ConfigError: shapes do not fit, a weight is for many rows or has reordered columns, or some are dense and
+        others not
     """
     hidden, inner = gate.cols, down.cols
     own_hidden, own_inner = hidden, inner
@@ -62,14 +60,14 @@ def check_experts(
 
 
 class NativeExperts:
-    """Computes SwiGLU experts; each projection is a stack of packed matrices, one below the other.
+    """Computes SwiGLU experts; each projection holds the packed matrices of all experts, concatenated by rows.
 
-    :param workspace: scratch memory of the engine that calls; one call at a time uses it
+    :param workspace: scratch memory of the calling engine; used by one call at a time
     :param gate: ``[num_experts * inner, hidden]``, inner a multiple of 32
     :param up: likewise
     :param down: ``[num_experts * hidden, inner]``
-    :param join: puts together what ``down`` multiplies, where several processes have some neurons of every expert each:
-        ``gate`` and ``up`` have the rows of these, and ``down`` has some rows and all columns; None: all are here
+    :param join: with tensor parallelism, gathers the input of ``down`` from all ranks. ``gate`` and ``up`` then hold
+        this rank's neurons of every expert, and ``down`` this rank's rows and all columns. None: one rank
     :raises ConfigError: shapes do not fit, a weight is for many rows, or they are not all in blocks or all dense
     """
 
@@ -99,11 +97,11 @@ class NativeExperts:
             describe(getattr(self._args, name), weight, None)
 
     def extend(self, biases: Sequence[Tensor], *, alpha: float, limit: float) -> None:
-        """Add biases, and compute ``(up + 1) * gate * sigmoid(alpha * gate)`` of clamped factors from now on.
+        """Set biases, and switch to ``(up + 1) * gate * sigmoid(alpha * gate)`` with clamped gate and up (gpt-oss).
 
         :param biases: of gate, up and down, ``[num_experts, rows of an expert]``
         :param limit: the largest gate, and the largest magnitude of up
-        :raises ConfigError: a bias has another size than its matrices
+        :raises ConfigError: the size of a bias differs from its matrices' rows
         """
         for (name, weight), bias in zip(self._weights.items(), biases, strict=True):
             vector = float_vector(f"{name}.bias", bias.flatten(), weight.rows)
@@ -113,7 +111,7 @@ class NativeExperts:
 
     @property
     def num_bytes(self) -> int:
-        """Return how many bytes all experts take."""
+        """Return the bytes of all experts."""
         return sum(weight.num_bytes for weight in self._weights.values())
 
     def __call__(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
@@ -122,9 +120,9 @@ class NativeExperts:
         :param x: ``[num_tokens, hidden]`` float32, bfloat16 or float16; rows contiguous
         :param topk_weights: ``[num_tokens, num_selected]`` float32
         :param topk_ids: likewise, int64
-        :returns: ``[num_tokens, num_outputs]`` of the dtype of ``x``: of each expert as many outputs as its down has
-            rows; a row that holds NaN or Inf gives NaN, and touches no other row
-        :raises ConfigError: shapes, dtypes or strides do not fit, or there is no such expert
+        :returns: ``[num_tokens, num_outputs]`` of the dtype of ``x``, where ``num_outputs`` is the rows per expert of
+            ``down``; a row with NaN or Inf gives NaN, and affects no other row
+        :raises ConfigError: shapes, dtypes or strides do not fit, or an expert does not exist
         """
         check_matrix("x", x, (len(x), self.hidden_size))
         check_tensor("topk_ids", topk_ids, (len(x), "num_selected"), (torch.int64,), x.device)

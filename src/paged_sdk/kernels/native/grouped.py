@@ -1,12 +1,12 @@
 """Packs grouped matrices into the native kernels' layout.
 
-Codes keep their bits: 2, 3, 4, 5, 6 or 8. Scales and minima become float16, in units of a float32 number per row; where
-a row's minima are whole or half multiples of its scales, as zero points are, these multiples are stored instead. So
-scales and minima that were float16 or bfloat16 numbers keep their values as long as those of a row differ by a factor
-of less than 2**29, as do zero points and scales of whole rows; others are rounded to 11 bits.
+Codes keep their number of bits: 2, 3, 4, 5, 6 or 8. Scales and minima are stored as float16, with one float32 unit per
+row. If a row's minima are integer or half-integer multiples of its scales (zero points), the multiples are stored
+instead. Values are kept exactly for float16 and bfloat16 scales and minima that differ by a factor of less than 2**29
+within a row, for zero points, and for scales of whole rows. Others are rounded to 11 bits.
 
-Up to 16 levels become int8 numbers, times the factor for which the squares of the roundings are least. FP4 of MXFP4 and
-NVFP4 is exact; NF4's rounding has 0.3 % of the square of NF4's own error for normal weights.
+Tables of up to 16 levels become int8, times one factor that is chosen for the least squared rounding error. FP4 (MXFP4
+and NVFP4) is exact; for normally distributed weights, rounding NF4's levels adds 0.3 % to NF4's own squared error.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from paged_sdk.kernels.quantized.packed_codes import CodeForm, PackedCodes
 __all__ = ["can_be_packed", "decode_grouped", "pack_grouped"]
 
 _WIDTH: Final = 32  # columns that the kernels read together
-_PART_ELEMENTS: Final = 1 << 19  # packed at once: a core's second cache holds their codes
-_MOST_COLS: Final = _WIDTH << 14  # the number of a format has 14 bits for the columns of a group
+_PART_ELEMENTS: Final = 1 << 19  # packed at once: the codes fit in a core's L2 cache
+_MOST_COLS: Final = _WIDTH << 14  # a format number has 14 bits for the columns of a group, in units of _WIDTH
 _KIND_OF_BITS: Final = {1: 0, 2: 0, 3: 1, 4: 2, 5: 3, 6: 4, 7: 5, 8: 5}
 _LEVELS: Final = 6
 _LEVELS_OF_16: Final = 7
-_EIGHT_BITS: Final = 5  # codes of this kind are stored less 128
+_EIGHT_BITS: Final = 5  # codes of this kind are stored minus 128
 _STREAM, _HIGH_FIRST, _OF_EIGHT_ROWS = 0, 1, 2  # of ``PagedCodeForm``
 
 _Grouped = GroupedMatrix | UnreadGroupedMatrix
@@ -44,13 +44,14 @@ _Grouped = GroupedMatrix | UnreadGroupedMatrix
 
 @frozen(eq=False, kw_only=True)
 class _Packing:
-    """Says how the matrices of a weight are packed together.
+    """Describes how the matrices of a weight are packed together.
 
     :ivar kind: one of ``PagedGrouped``
-    :ivar group_cols: columns that share a scale, as many as a row has at most
-    :ivar levels: what codes stand for; None: themselves
-    :ivar scale_factor: what scales are multiplied by where there are no levels
-    :ivar minimum_factor: what is added to minima, in scales as they are stored: levels at equal distances are no levels
+    :ivar group_cols: columns that share a scale, at most those of a row
+    :ivar levels: the values of codes; None: codes are integers. Evenly spaced levels are packed without a table, by
+        adapting scales and minima
+    :ivar scale_factor: multiplies scales: the distance of evenly spaced levels, or undoes the scaling of levels to int8
+    :ivar minimum_factor: added to minima, in units of stored scales: the first of evenly spaced levels
     """
 
     kind: int
@@ -60,7 +61,7 @@ class _Packing:
     minimum_factor: float = 0.0
 
     def rounded(self) -> _Packing:
-        """Return the same with levels as they are packed: uint8 [16], plus 128."""
+        """Return the same with levels as they are packed: rounded to int8, plus 128, as uint8 [16]."""
         if self.levels is None:
             return self
         levels, factor = rounded_levels(self.levels)
@@ -72,12 +73,12 @@ class _Packing:
 
 
 def can_be_packed(matrices: Sequence[_Grouped]) -> bool:
-    """Return whether matrices can be packed one below the other."""
+    """Return whether matrices can be packed as one, concatenated by rows."""
     return _packing(matrices) is not None
 
 
 def _packing(matrices: Sequence[_Grouped]) -> _Packing | None:
-    """Return how matrices are packed one below the other; None: they cannot be."""
+    """Return how matrices are packed as one, or None if they cannot be."""
     first = matrices[0]
     cols = first.shape[1]
     if cols % _WIDTH or not 0 < cols <= _MOST_COLS or not all(_alike(first, other) for other in matrices):
@@ -98,7 +99,7 @@ def _packing(matrices: Sequence[_Grouped]) -> _Packing | None:
 
 
 def _alike(one: _Grouped, other: _Grouped) -> bool:
-    """Return whether two matrices differ in rows, scales and minima alone."""
+    """Return whether two matrices agree in columns, groups, levels, order, and whether they have minima."""
     same_levels = one.levels is other.levels or (
         one.levels is not None and other.levels is not None and torch.equal(one.levels, other.levels)
     )
@@ -113,10 +114,10 @@ def pack_grouped(
     num_threads: int | None = None,
     memory: Callable[[int], Tensor] = own_pages,
 ) -> PackedWeight:
-    """Pack matrices one below the other, some rows at a time.
+    """Pack matrices as one, concatenated by rows, some rows at a time.
 
     :param num_threads: torch's own number by default
-    :param memory: returns so many bytes for the packed matrix
+    :param memory: allocates the given number of bytes for the packed matrix
     :raises UnsupportedQuantizationError: :func:`can_be_packed` is false
     """
     packing, first = _packing(matrices), matrices[0]
@@ -165,7 +166,7 @@ def _pack_part(library: NativeLibrary, part: GroupedMatrix, packing: _Packing, o
 
 
 def decode_grouped(library: NativeLibrary, matrix: GroupedMatrix, *, num_threads: int | None = None) -> Tensor:
-    """Decode a matrix of a multiple of 32 columns in CPU memory to float32, as :meth:`GroupedMatrix.decoded` does.
+    """Decode a matrix in CPU memory to float32; see :meth:`GroupedMatrix.decoded`. Columns are a multiple of 32.
 
     :param num_threads: torch's own number by default
     """
@@ -192,9 +193,9 @@ def decode_grouped(library: NativeLibrary, matrix: GroupedMatrix, *, num_threads
 
 @frozen(eq=False)
 class _Codes:
-    """Tells the native library where codes lie.
+    """Describes the memory layout of codes for the native library.
 
-    :ivar words: the memory, which has to stay as long as it is read
+    :ivar words: owns the memory; must outlive the native call
     """
 
     described: Codes
@@ -202,7 +203,7 @@ class _Codes:
 
     @classmethod
     def of(cls, matrix: GroupedMatrix) -> _Codes:
-        mask = (1 << matrix.bits) - 1  # codes may be stored in more bits, which count for nothing
+        mask = (1 << matrix.bits) - 1  # codes may be stored in more bits, which are ignored
         match matrix.stored:
             case PackedCodes(words=words, form=CodeForm.COLUMNS | CodeForm.OF_EIGHT_ROWS as form, bits=bits):
                 words = words if words.stride(1) == 1 else words.contiguous()

@@ -1,9 +1,9 @@
-"""Puts memory that fills from its beginning into huge pages, as far as it has been filled.
+"""Collapses the small pages of memory that fills from its start into huge pages, once they are full.
 
-A stream through many megabytes in pages of 4 KiB waits for their translation, and the processor's own prefetching ends
-with each: on a Zen 4 two threads read 34 GB/s of keys and values in small pages, 48 in pages of 2 MiB. Advice ahead
-of use would take 2 MiB of each tensor for the first token, 112 MiB for 28 layers. So small pages are collapsed into a
-huge one when all of them are in use, which takes 0.5 to 5 ms.
+Streaming through many megabytes in pages of 4 KiB costs TLB misses, and hardware prefetching stops at each page end: on
+a Zen 4, two threads read keys and values at 34 GB/s from small pages and at 48 GB/s from pages of 2 MiB. Advising huge
+pages before use would take 2 MiB of each tensor for the first token, 112 MiB for 28 layers. So small pages are
+collapsed into a huge one when all of them are in use, which takes 0.5 to 5 ms.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch import Tensor
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.own_pages import HUGE_PAGE
 
-__all__ = ["HUGE_PAGE", "HugePages"]
+__all__ = ["HugePages"]
 
 _SHARE: Final = 0.02
-"""Of all time, what collapsing may take. The first pages of SmolLM2's 60 tensors are full at the same token: when four
-of them were collapsed in each step, 12 to 15 steps of 8 ms took 2 to 21 ms longer."""
+"""Share of elapsed time that collapsing may take. The first pages of SmolLM2's 60 tensors fill up at the same token:
+when four of them were collapsed in each step, 12 to 15 steps of 8 ms took 2 to 21 ms longer."""
 
 _MOST: Final = 0.006
-"""Seconds that are saved up at most, so that no step of a decode is held up for longer: what a prompt's chunk of 0.3 s
-gives."""
+"""Limit of the saved-up time budget in seconds, and so of the delay of a decode step: what a prefill chunk of 0.3 s
+adds."""
 
 
 class HugePages:
-    """Collapses the pages of some tensors that are filled side by side.
+    """Collapses the pages of tensors that fill at the same rate.
 
     :param tensors: contiguous, with the same number of rows of the same size, filled from the first row on
     :param clock: returns seconds
@@ -50,8 +50,8 @@ class HugePages:
         self._rows_needed = self._rows_of(0)
 
     def follow(self, num_filled: int) -> None:
-        """Collapse some of the pages that lie within the first ``num_filled`` rows, as many as the time since the last
-        call allows; the others in later calls.
+        """Collapse pages within the first ``num_filled`` rows, as many as the time budget allows, the others in later
+        calls.
         """
         while num_filled >= self._rows_needed:
             self._due.extend(address for _, address in self._pages(self._band))
@@ -60,7 +60,7 @@ class HugePages:
         now = self._clock()
         self._saved = min(_MOST, self._saved + _SHARE * (now - self._before))
         while self._due and self._saved > 0:
-            if not self._collapse(self._due.popleft()):  # the system cannot, or has no such page left
+            if not self._collapse(self._due.popleft()):  # the system cannot, or has no free huge page
                 self._due.clear()
                 self._rows_needed = inf
             begun, now = now, self._clock()
@@ -68,14 +68,14 @@ class HugePages:
         self._before = now
 
     def _rows_of(self, band: int) -> float:
-        """Return how many rows have to be filled for each tensor's page ``band`` to be; infinity if none has one."""
+        """Return the number of rows that fills page ``band`` of every tensor; infinity if no tensor has that page."""
         rows = [
             -(-(address + HUGE_PAGE - tensor.data_ptr()) // tensor[0].nbytes) for tensor, address in self._pages(band)
         ]
         return max(rows, default=inf)
 
     def _pages(self, band: int) -> Iterator[tuple[Tensor, int]]:
-        """Yield the addresses of the tensors' pages ``band``; a tensor that has no such page is left out."""
+        """Yield each tensor with the address of its huge page number ``band``; skip tensors without that page."""
         for tensor in self._tensors:
             address = (-(-tensor.data_ptr() // HUGE_PAGE) + band) * HUGE_PAGE
             if address + HUGE_PAGE <= tensor.data_ptr() + tensor.nbytes:

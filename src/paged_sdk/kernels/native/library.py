@@ -1,4 +1,4 @@
-"""Finds the native library, loads it, and says which instruction set it runs on or why it cannot."""
+"""Finds and loads the native library, and logs its instruction set or why it cannot be used."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ __all__ = ["NativeLibrary", "Workspace", "available_levels", "load", "open_libra
 _PATH = Path(__file__).with_name(library_name(on_windows=sys.platform == "win32"))
 _REBUILD = "install the package again, or build it with python setup.py build_ext --inplace"
 
-# The levels of x86 that multiply bfloat16 numbers, two at a time.
+# The x86 levels with dot products of bfloat16 pairs.
 _MULTIPLIES_PAIRS: Final = ("amx", "avx512_bf16")
 
-# With AVX2, two threads, SmolLM2-135M in Q4_1: 1.2 to 1.3 times the tokens per second of float32, twice as many after
-# 4,000 tokens. The levels of NEON were not timed; the portable one widens number by number.
+# bfloat16 compared with float32 on AVX2, two threads, SmolLM2-135M in Q4_1: 1.2 to 1.3 times the tokens per second, and
+# twice as many after 4,000 tokens. NEON levels were not timed; the portable level widens one number at a time.
 _AS_FAST_IN_BFLOAT16: Final = ("amx", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx2")
 
 _log = get_logger(__name__)
 
 
 class NativeLibrary:
-    """Binds the loaded library to one instruction-set level. It never changes and is shared by all that load it.
+    """Binds the loaded library to one instruction-set level. Immutable, and shared by all callers of :func:`load`.
 
     :ivar isa: name of the level: ``amx``, ``avx512_bf16``, ``avx512_vnni``, ``avx_vnni``, ``avx2``,
         ``neon_i8mm``, ``neon_dotprod`` or ``portable``
-    :ivar level: its number in the library, 0 the best
+    :ivar level: the level's number in the library; 0 is the best
     """
 
     def __init__(self, functions: ctypes.CDLL, *, isa: str, level: int) -> None:
@@ -61,23 +61,23 @@ class NativeLibrary:
 
     @property
     def suits_bfloat16(self) -> bool:
-        """Say whether layers are as fast in bfloat16 as in float32: half as much is read, and widening it is free."""
+        """Return whether bfloat16 layers are as fast as float32 ones: they read half as much, and widening is free."""
         return self.isa in _AS_FAST_IN_BFLOAT16
 
     @property
     def multiplies_pairs(self) -> bool:
-        """Say whether attention in bfloat16 is by the processor's own products of pairs of such numbers."""
+        """Return whether bfloat16 attention uses the CPU's dot products of bfloat16 pairs."""
         return self.isa in _MULTIPLIES_PAIRS
 
 
 class Workspace:
-    """Owns the scratch memory of native calls, which grows to what the largest needs, and their number of threads.
+    """Owns the scratch memory of native calls, which grows to the largest need, and sets their number of threads.
 
-    One call at a time may use a workspace: an engine has one of its own.
+    A workspace may be used by one call at a time, so each engine has its own.
 
     :param library: the loaded library
-    :param num_threads: threads of a call, of those that all models of the process share; by default as many as torch
-        would use, and no more than the process has processors
+    :param num_threads: threads per call, from the pool that all models of the process share; default: torch's number,
+        at most the usable CPUs
     :ivar handle: the workspace of the C interface
     """
 
@@ -140,10 +140,10 @@ def _declare(functions: ctypes.CDLL) -> None:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Open a build of the library, which is not checked to be of the sources that are installed.
+    """Open a build of the library, without checking that it was built from the installed sources.
 
-    :raises OSError: it cannot be loaded
-    :raises AttributeError: a function is missing: it is another version's
+    :raises OSError: the library cannot be loaded
+    :raises AttributeError: a function is missing: the library is of another version
     """
     functions = ctypes.CDLL(str(path))
     _declare(functions)
@@ -152,7 +152,7 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 @cache
 def _open() -> tuple[ctypes.CDLL | None, str]:
-    """Open the shared library, or return None and why not."""
+    """Open the shared library; return None and the reason if it cannot be used."""
     if not _PATH.exists():
         return None, f"{_PATH.name} was not built: the package was installed without a C++ compiler"
     try:
@@ -162,7 +162,7 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
     except AttributeError as exc:
         return None, f"{_PATH.name} is another version's ({exc}): {_REBUILD}"
     expected = sources_hash()
-    # A structure that it lays out otherwise would end the process, or give other numbers.
+    # A structure with another layout would crash the process or give wrong results.
     if expected and functions.paged_sources().decode() != expected:
         return None, f"{_PATH.name} was built from other sources than are installed: {_REBUILD}"
     return functions, ""
@@ -170,7 +170,7 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
 
 @cache
 def available_levels() -> tuple[str, ...]:
-    """Return the instruction-set levels that this machine can run, best first; none without the library."""
+    """Return the instruction-set levels that this machine can run, best first; empty without the library."""
     functions, _ = _open()
     names: list[str] = []
     if functions is not None:
@@ -184,9 +184,9 @@ def available_levels() -> tuple[str, ...]:
 
 @cache
 def load(isa: str | None = None) -> NativeLibrary | None:
-    """Load the native library; return None where it is not built or does not load, as :func:`why_not` and the log say.
+    """Load the native library; return None, with the reason in the log and :func:`why_not`, if it cannot be used.
 
-    :param isa: an instruction-set level of :func:`available_levels`; the best by default
+    :param isa: an instruction-set level of :func:`available_levels`; default: the best
     :raises ConfigError: this machine cannot run that level
     """
     functions, reason = _open()
@@ -205,5 +205,5 @@ def load(isa: str | None = None) -> NativeLibrary | None:
 
 
 def why_not() -> str | None:
-    """Say why :func:`load` returns None; return None when it does not."""
+    """Return why :func:`load` returns None, or None if it returns a library."""
     return _open()[1] or None

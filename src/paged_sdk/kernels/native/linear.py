@@ -1,14 +1,14 @@
 """Computes linear layers on packed weights, each in one native call.
 
 For quantized weights, activations are quantized to int8 in groups of 16 columns with float32 scales. For many rows,
-weights and activations take int8 codes of the same Hadamard transform over each 32 columns, with a scale per row and
-256 columns: the transform leaves their product as it is and spreads large channels, so that these scales lose little
-(QuaRot, Ashkboos et al., 2024, arXiv 2404.00456). Products are exact integers per group or block of columns, and each
-output's sum has one order: a row's result depends neither on how many rows are computed with it nor on the number of
-threads. A row that holds NaN or Inf gives NaN in every column, and touches no other row.
+weights and activations are quantized to int8 after the same Hadamard transform over every 32 columns, with a scale per
+row and 256 columns: the transform preserves the product and spreads outlier channels, so that such coarse scales lose
+little (QuaRot, Ashkboos et al., 2024, arXiv 2404.00456). Products are exact integers per group or block of columns, and
+sums have a fixed order, so a row's result does not depend on the number of rows or threads. A row with NaN or Inf gives
+NaN in every column, and affects no other row.
 
-With dense weights, products are exact and sums float32, in one order too; activations are rounded to bfloat16 where the
-weights are bfloat16 numbers. Activations that are not finite then give NaN or Inf, in their row alone.
+With dense weights, products are exact and sums are float32 in a fixed order; activations are rounded to bfloat16 if the
+weights are bfloat16. Non-finite activations give NaN or Inf, in their own row only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.structures import DTYPES, Linear, Weight
 
-__all__ = ["NativeLinear"]
+__all__ = ["NativeLinear", "check_matrix", "check_weights", "describe", "float_vector", "pointer", "same_order"]
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -39,6 +39,7 @@ def float_vector(name: str, vector: Tensor | None, size: int) -> Tensor | None:
 
 
 def pointer(tensor: Tensor | None) -> int | None:
+    """Return a tensor's address, or None without a tensor."""
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -51,9 +52,9 @@ def describe(target: Weight, weight: PackedWeight, bias: Tensor | None) -> None:
 
 
 def check_weights(weights: Sequence[PackedWeight]) -> None:
-    """Check that weights can multiply the same rows, with the activations in one form.
+    """Check that weights can share an input: equal columns and column order, and the same form of activations.
 
-    :raises ConfigError: their columns, the order of these or their forms differ
+    :raises ConfigError: they cannot
     """
     cols = {weight.cols for weight in weights}
     if len(cols) != 1:
@@ -67,7 +68,7 @@ def check_weights(weights: Sequence[PackedWeight]) -> None:
 
 
 def _operand(weight: PackedWeight) -> str:
-    """Return the form that activations take for a weight."""
+    """Return the form of the activations that a weight is multiplied with."""
     if weight.dense_dtype is not None:
         return weight.format
     return "rotated" if weight.for_many_rows else "groups"
@@ -86,9 +87,9 @@ def check_matrix(
     shape: tuple[int, int],
     dtypes: tuple[torch.dtype, ...] = _FLOATS,
 ) -> None:
-    """Check that the kernels can read or write a matrix of floating point numbers in place.
+    """Check that the kernels can read or write a floating-point matrix in place.
 
-    :raises ConfigError: its shape, dtype, strides or device do not fit
+    :raises ConfigError: the shape, dtype, strides or device do not fit
     """
     if rows.shape != shape:
         raise ConfigError.of(f"{name}.shape", tuple(rows.shape), str(shape))
@@ -99,7 +100,7 @@ def check_matrix(
 
 
 def _bind_rows(args: Linear, x: Tensor, residual: Tensor | None, out: Tensor | None, cols: int, width: int) -> Tensor:
-    """Check the tensors of one call, put them into its arguments, and return the output tensor."""
+    """Check the tensors of one call, set the call's arguments, and return the output tensor."""
     check_matrix("x", x, (len(x), cols))
     if out is None:
         out = torch.empty(x.shape[0], width, dtype=x.dtype)
@@ -116,14 +117,14 @@ def _bind_rows(args: Linear, x: Tensor, residual: Tensor | None, out: Tensor | N
 
 
 class NativeLinear:
-    """Computes one or more linear layers of one input in one call, optionally with an RMSNorm before, a residual after.
+    """Computes linear layers of one input in one call, optionally with an RMSNorm before and a residual addition after.
 
-    :param workspace: scratch memory of the engine that calls; one call at a time uses it
-    :param weights: packed [N_i, K] matrices of the same K; their outputs lie side by side
+    :param workspace: scratch memory of the calling engine; used by one call at a time
+    :param weights: packed [N_i, K] matrices of the same K; their outputs are concatenated
     :param biases: one per weight, [N_i] or None
-    :param norm_weight: [K]: the input is ``x / rms(x) * norm_weight``
+    :param norm_weight: [K]: the input is ``x / rms(x) * norm_weight``; None: the input is ``x``
     :param norm_eps: added to the mean square
-    :raises ConfigError: shapes do not fit, or the weights do not multiply rows of one form
+    :raises ConfigError: shapes do not fit, or the weights need activations in different forms
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Lay out adapters as the native decoder takes them: see ``paged_update`` in ``csrc/abi.h``."""
+"""Pack LoRA adapters into the native decoder's layout: see ``paged_update`` in ``csrc/abi.h``."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ __all__ = ["NativeAdapters", "NativeLora"]
 NUM_PROJECTIONS: Final = 7
 _PANEL: Final = 16
 _RANKS: Final = 4
-"""Ranks come in multiples of this; those that are added are zero."""
+"""Ranks are padded with zeros to a multiple of this."""
 
 
 @frozen(eq=False)
 class _Part:
-    """Holds the update of one matrix: ``down`` [rank / 4, cols / 16, 4, 16] and ``up`` [rows / 16, rank, 16], whose
-    ranks are multiples of four; :attr:`rank` of them are the adapter's. Gains are :class:`LoraPart`'s."""
+    """Holds the packed update of one matrix.
+
+    :ivar down: [padded rank / 4, cols / 16, 4, 16]
+    :ivar up: [rows / 16, padded rank, 16]
+    :ivar rank: the adapter's rank, without padding
+    :ivar gains: as in :class:`LoraPart`
+    """
 
     down: Tensor
     up: Tensor
@@ -38,10 +43,10 @@ class _Part:
 
 
 class NativeLora:
-    """Holds one adapter for a stack of layers, in one piece of memory, its matrices in the order of their use.
+    """Holds one adapter for a stack of layers, in one allocation, with matrices in the order of their use.
 
-    :param layers: of each layer, its updates by the number of the first matrix that an update is of: query, key and
-        value have the numbers from 0, output 3, gate and up from 4, down 6 (``PagedProjection``)
+    :param layers: for each layer, its updates by the number of their first matrix: query, key and value are 0 to 2,
+        output is 3, gate and up are 4 and 5, down is 6 (``PagedProjection``)
     :raises ConfigError: rows or columns of a part are not a multiple of 16
     """
 
@@ -58,12 +63,12 @@ class NativeLora:
                     _describe(self.table[NUM_PROJECTIONS * layer + first + place], part)
 
     def weights(self) -> list[dict[int, LoraWeights]]:
-        """Return the updates as they were given."""
+        """Return the updates in their original form."""
         return [{first: _unpacked(parts) for first, parts in updates.items()} for updates in self._layers]
 
 
 class _Memory:
-    """Hands out one piece of memory from its beginning on."""
+    """Allocates tensors consecutively from one piece of memory."""
 
     def __init__(self, num_bytes: int) -> None:
         self._rest = own_pages(num_bytes)
@@ -90,7 +95,7 @@ def _packed(weights: LoraWeights, memory: _Memory) -> list[_Part]:
         rank, rows = part.up.shape
         if rows % _PANEL or part.rows.start % _PANEL or cols % _PANEL:
             raise ConfigError.of("update", (rank, part.rows, cols), "rows and columns in multiples of 16")
-    # The first matrices of all parts are multiplied before the second ones.
+    # All parts' down matrices come first, since they are multiplied before the up matrices.
     downs = []
     for part in weights.parts:
         down = memory.take((_whole(len(part.up)) // _RANKS, cols // _PANEL, _RANKS, _PANEL), dtype)
@@ -124,21 +129,21 @@ def _describe(target: Update, part: _Part) -> None:
 
 @frozen(eq=False)
 class NativeAdapters:
-    """Says which adapter each row of a step goes through.
+    """Maps the rows of a step to their adapters.
 
     :ivar loras: the adapters, at least one
-    :ivar numbers: ``[num_rows]`` int32, contiguous: an index into them; -1: none
+    :ivar numbers: ``[num_rows]`` int32, contiguous: each row's index into ``loras``; -1: no adapter
     """
 
     loras: Sequence[NativeLora]
     numbers: Tensor
 
     def bind(self, args: Decoder, *, num_layers: int, num_rows: int, first_layer: int = 0) -> object:
-        """Fill in the adapters of a native call, and return what has to live as long as it.
+        """Set the adapters of a native call, and return an object that must outlive the call.
 
-        :param num_layers: the layers of the model
-        :param first_layer: the first of them that the call runs
-        :raises ConfigError: the numbers are no such tensor, or an adapter has another number of layers
+        :param num_layers: number of layers of the model
+        :param first_layer: the first layer that the call runs
+        :raises ConfigError: ``numbers`` has another shape, dtype or layout, or an adapter another number of layers
         """
         numbers = self.numbers
         if numbers.shape != (num_rows,) or numbers.dtype != torch.int32 or not numbers.is_contiguous():

@@ -1,6 +1,4 @@
-"""Normalizes rows in one native call: torch's norm is ten operations, and between two steps a small model waits for
-each.
-"""
+"""Normalizes rows in one native call: torch's norm takes ten operations, each of which delays a small model's step."""
 
 from __future__ import annotations
 
@@ -19,17 +17,17 @@ from paged_sdk.kernels.native.structures import Norm
 __all__ = ["NORMS", "NativeNorm"]
 
 NORMS: Final = MappingProxyType({"rms": 0, "layer": 1})
-"""It maps the kind of a norm to its number in the C interface."""
+"""Maps the kind of a norm to its number in the C interface."""
 
-_WIDTH: Final = 16  # columns that are read at a time
+_WIDTH: Final = 16  # columns read at a time
 
 
 class NativeNorm:
     """Computes an RMSNorm or a layer norm of float32 rows.
 
-    :param workspace: says how many threads compute
+    :param workspace: sets the number of threads
     :param weight: ``[hidden_size]``, a multiple of 16
-    :param bias: likewise, of a layer norm; None: nothing is added
+    :param bias: likewise, of a layer norm; None: no bias
     :param eps: added to the mean square or the variance
     :raises ConfigError: the sizes do not fit
     """
@@ -62,7 +60,7 @@ class NativeNorm:
         self._reference = byref(self._args)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize into a new tensor. A row with NaN or Inf has NaN in its result, and touches no other row.
+        """Normalize into a new tensor. A row with NaN or Inf has NaN in its result, and affects no other row.
 
         :param x: float32 ``[num_rows, hidden_size]``
         :raises ConfigError: shape or dtype do not fit

@@ -1,4 +1,4 @@
-"""Packs weights into the native kernels' layout: panels of 16 rows, of a file's blocks or of dense numbers."""
+"""Packs weights into the native kernels' layout: panels of 16 rows, of GGUF blocks or dense numbers."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ __all__ = [
     "whole_panels",
 ]
 
-#: The tensor types with these numbers of ggml's can be packed: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K
+#: ggml's numbers of the tensor types that can be packed: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K
 PACKED_TYPES = frozenset({2, 3, 6, 7, 8, 10, 11, 12, 13, 14})
 
-#: It maps the dtype of a dense matrix to the library's own number.
+#: Maps the dtype of a dense matrix to the library's number for it.
 DENSE_TYPES: Mapping[torch.dtype, int] = MappingProxyType({torch.float32: 257, torch.bfloat16: 258, torch.float16: 259})
 
 GROUPED_TYPE: Final = 4096
-"""The numbers of packed grouped matrices have this bit, and no others."""
+"""Bit that is set in the type numbers of packed grouped matrices, and in no other type number."""
 
 PANEL_ROWS: Final = 16
-"""So many rows are packed together."""
+"""Number of rows in a panel."""
 
 
 @frozen(eq=False)
@@ -50,11 +50,11 @@ class PackedWeight:
 
     :ivar tensor_type: ggml's number of the block format, or one of :data:`DENSE_TYPES`, or a number of ``PagedGrouped``
     :ivar rows: output features
-    :ivar cols: input features: a multiple of the format's block, any number where dense
+    :ivar cols: input features: a multiple of the format's block; any number if dense
     :ivar data: uint8, in the layout of ``csrc/layout.h``, the same on every instruction set
-    :ivar for_many_rows: how blocks are multiplied: False: as they are, which is faster for few rows; True: by int8
-        codes of their Hadamard transform, which are made as they are multiplied (``csrc/hadamard_product.h``)
-    :ivar order: int32 ``[cols]``, the column of the input that each column multiplies; None: its own number
+    :ivar for_many_rows: how blocks are multiplied: False: as they are, which is faster for few rows; True: as int8
+        codes of their Hadamard transform, made during the product (``csrc/hadamard_product.h``)
+    :ivar order: int32 ``[cols]``: the input column that each column multiplies; None: the columns are in order
     """
 
     tensor_type: int
@@ -66,7 +66,7 @@ class PackedWeight:
 
     @property
     def dense_dtype(self) -> torch.dtype | None:
-        """Return the dtype of a dense matrix, or None where the weights are quantized."""
+        """Return the dtype of a dense matrix, or None if the weights are quantized."""
         return next((dtype for dtype, number in DENSE_TYPES.items() if number == self.tensor_type), None)
 
     @property
@@ -78,13 +78,13 @@ class PackedWeight:
 
     @property
     def num_bytes(self) -> int:
-        """Return how many bytes it holds; rows are padded to a multiple of 16."""
+        """Return the bytes of the packed matrix, whose rows are padded to a multiple of 16."""
         return self.data.numel()
 
     def rotated(self) -> PackedWeight:
-        """Return the same matrix, in the same memory, to be multiplied with many rows.
+        """Return the same matrix, in the same memory, for products with many rows.
 
-        :raises ConfigError: it is dense
+        :raises ConfigError: the matrix is dense
         """
         if self.dense_dtype is not None:
             raise ConfigError.of("weight", self.format, "a matrix in blocks")
@@ -92,10 +92,8 @@ class PackedWeight:
 
 
 def gains_by_rotation(library: NativeLibrary, weights: Sequence[PackedWeight]) -> bool:
-    """Return whether matrices in blocks, which share an input, are multiplied faster with many rows once they are
-    :meth:`~PackedWeight.rotated`: whether most of their rows are.
-
-    On AVX2 without VNNI only those of eight bits are.
+    """Return whether :meth:`~PackedWeight.rotated` makes products with many rows faster, for matrices in blocks that
+    share an input. The majority of their rows decides: on AVX2 without VNNI, only 8-bit formats gain.
     """
     gains = library.functions.paged_gains_in_hadamard
     gaining = sum(weight.rows for weight in weights if gains(library.level, weight.tensor_type))
@@ -103,7 +101,7 @@ def gains_by_rotation(library: NativeLibrary, weights: Sequence[PackedWeight]) -
 
 
 def whole_panels(rows: int) -> int:
-    """Return how many rows a part of a matrix is to have, about as many as given, so that another can follow it."""
+    """Round down to whole panels, at least one, so that parts of a matrix can be packed one after another."""
     return max(1, rows // PANEL_ROWS) * PANEL_ROWS
 
 
@@ -117,13 +115,13 @@ def pack_gguf(
     num_threads: int | None = None,
     memory: Callable[[int], Tensor] = own_pages,
 ) -> PackedWeight:
-    """Repack a GGUF tensor; no weight changes its value.
+    """Repack a GGUF tensor without loss.
 
-    :param raw: uint8 [rows, bytes of a row] (or flat), the file's blocks; or parts of them, one below the other, of
-        which all but the last have a multiple of 16 rows. Each is released before the next is taken
+    :param raw: uint8 [rows, bytes of a row] (or flat), the file's blocks; or consecutive parts of them, all but the
+        last with a multiple of 16 rows. Each part is released before the next is taken
     :param tensor_type: ggml's number of the type
     :param num_threads: torch's own number by default
-    :param memory: returns so many bytes for the packed matrix
+    :param memory: allocates the given number of bytes for the packed matrix
     :raises UnsupportedQuantizationError: the type is not one of :data:`PACKED_TYPES`
     :raises CheckpointError: ``cols`` is no multiple of the format's block, or ``raw`` is not rows x cols elements
     """
@@ -173,12 +171,12 @@ def pack_dense(
 ) -> PackedWeight:
     """Pack a dense matrix.
 
-    :param parts: ``[rows, cols]`` in CPU memory: the matrix, or parts of it one below the other, of which all but the
-        last have a multiple of 16 rows. Each is released before the next is taken
+    :param parts: ``[rows, cols]`` in CPU memory: the matrix, or consecutive parts of it, all but the last with a
+        multiple of 16 rows. Each part is released before the next is taken
     :param shape: rows and columns of the whole matrix
     :param dtype: of the packed matrix, one of :data:`DENSE_TYPES`; parts may have any of these, and are rounded
     :param num_threads: torch's own number by default
-    :param memory: returns so many bytes for the packed matrix
+    :param memory: allocates the given number of bytes for the packed matrix
     :raises ConfigError: a part does not fit, or the dtype has no kernel
     """
     if dtype not in DENSE_TYPES:
@@ -213,13 +211,12 @@ def pack_dense(
 def decode_rows(
     library: NativeLibrary, weight: PackedWeight, rows: Tensor, *, num_threads: int | None = None
 ) -> Tensor:
-    """Decode some rows of a matrix; of one that was packed from blocks, every number is what the file's own format
-    makes of it.
+    """Decode selected rows of a matrix. Numbers of GGUF blocks are exactly those that the file's format defines.
 
     :param rows: int64 ``[num_rows]``
     :param num_threads: torch's own number by default
     :returns: a new float32 tensor ``[num_rows, weight.cols]``
-    :raises IndexError: there is no such row
+    :raises IndexError: a row does not exist
     """
     rows, out = rows.contiguous(), torch.empty(len(rows), weight.cols)
     stored = Weight(data=weight.data.data_ptr(), format=weight.tensor_type, rows=weight.rows, cols=weight.cols)
@@ -235,7 +232,7 @@ def decode_rows(
 
 
 def unpack_rows(weight: PackedWeight, rows: Tensor) -> Tensor:
-    """Return some rows of a dense matrix as they were before they were packed.
+    """Return selected rows of a dense matrix, unpacked.
 
     :param rows: int64 ``[num_rows]``, each below ``weight.rows``
     :returns: a new tensor ``[num_rows, weight.cols]`` of the matrix's dtype

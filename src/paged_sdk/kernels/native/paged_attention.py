@@ -1,7 +1,7 @@
-"""Attends over a paged KV cache, reading the pages in place: decodes and prefill chunks form one varlen batch.
+"""Computes attention over a paged KV cache, read in place; decodes and prefill chunks form one varlen batch.
 
-Keys are taken in spans of 128 at fixed positions, whatever the batch, the chunk or the number of threads: a token's
-result depends on none of them (:class:`AttentionShape` names the exception with its ``products``).
+Keys are processed in spans of 128 at fixed positions, so a token's result does not depend on the batch, the chunking or
+the number of threads. :attr:`AttentionShape.precision` describes the exception.
 """
 
 from __future__ import annotations
@@ -15,30 +15,41 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.attention_inputs import LayerCache, Products
+from paged_sdk.kernels.attention_inputs import LayerCache, Precision
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import float_vector, pointer
 from paged_sdk.kernels.native.structures import DTYPES, Attention, Batch, Cache, Heads
 
-__all__ = ["MAX_FEW_TOKENS", "AttentionShape", "NativeRows", "VarlenBatch", "cumulated", "native_paged_attention"]
+__all__ = [
+    "MAX_FEW_TOKENS",
+    "AttentionShape",
+    "NativeRows",
+    "VarlenBatch",
+    "cumulated",
+    "describe_batch",
+    "describe_cache",
+    "describe_heads",
+    "native_paged_attention",
+]
 
 MAX_FEW_TOKENS: Final = 8
-"""Up to this many query tokens of a sequence share its keys among threads (``kSplitTokens`` in the kernels)."""
+"""The keys of a sequence with up to this many query tokens are split among threads (``kSplitTokens`` in the kernels).
+"""
 
 
 @frozen
 class AttentionShape:
-    """Describes the heads of one layer, and what shapes their scores.
+    """Describes the heads of one layer, and how their scores are computed.
 
     :ivar num_heads: query heads, a multiple of ``num_kv_heads``
     :ivar head_dim: a multiple of 16
     :ivar scale: multiplies the scores
-    :ivar window: keys that a query sees, its own included; None: all
-    :ivar window_reaches_ahead: whether tokens that :attr:`VarlenBatch.both_ways` names see as many later keys, and no
-        more, in place of all
-    :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay
-    :ivar products: what may be multiplied. But for float32, a token's result is another one among up to
-        ``MAX_FEW_TOKENS`` tokens of a sequence than among more, or those that :attr:`VarlenBatch.in_chunks` marks
+    :ivar window: number of keys that a query sees, its own included; None: all
+    :ivar window_reaches_ahead: whether the window also limits the later keys that tokens of
+        :attr:`VarlenBatch.bidirectional_from` sequences see, to ``window - 1``; False: they see all
+    :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: no cap
+    :ivar precision: the lowest in which to multiply. Except with float32, sequences with up to ``MAX_FEW_TOKENS`` query
+        tokens are rounded differently from longer ones and from those marked by :attr:`VarlenBatch.in_chunks`
     """
 
     num_heads: int
@@ -48,7 +59,7 @@ class AttentionShape:
     window: int | None = None
     window_reaches_ahead: bool = False
     softcap: float | None = None
-    products: Products = Products.FLOAT32
+    precision: Precision = Precision.FLOAT32
 
     def __attrs_post_init__(self) -> None:
         if self.head_dim < 16 or self.head_dim % 16:
@@ -58,29 +69,29 @@ class AttentionShape:
 
 
 def cumulated(lengths: Tensor) -> Tensor:
-    """Return where sequences of these lengths begin, one after the other, and where the last one ends, int32."""
+    """Return the cumulative lengths, starting with 0, int32: ``[n + 1]`` for ``n`` lengths."""
     return F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
 
 
 @frozen(eq=False)
 class VarlenBatch:
-    """Says which query tokens belong to which sequence, and where its keys lie.
+    """Maps query tokens to sequences, and sequences to blocks.
 
     :ivar cu_seqlens_q: [num_seqs + 1] int32: sequence s has query tokens ``cu_seqlens_q[s]:cu_seqlens_q[s + 1]``,
         the last of its context
-    :ivar block_tables: [num_seqs, max_blocks] int32, contiguous; only the blocks that are seen are looked at
+    :ivar block_tables: [num_seqs, max_blocks] int32, contiguous; entries of blocks that no token sees are not read
     :ivar context_lens: [num_seqs] int32: keys of each sequence, the query tokens' own included
-    :ivar in_chunks: [num_seqs] uint8: 1 where a sequence's tokens are computed as those of a long chunk, however few
-        they are, so that their results do not depend on where a prompt was cut; None: nowhere
-    :ivar both_ways: [num_seqs] int32: the first of the keys that all query tokens of a sequence see, up to its last,
-        whatever lies between them and the window, as those of an image do; -1: there are none. None: nowhere
+    :ivar in_chunks: [num_seqs] uint8: 1 if a sequence's tokens are computed as those of a long chunk even if they are
+        few, so that results do not depend on where a prompt was cut; None: all 0
+    :ivar bidirectional_from: [num_seqs] int32: the position from which on every query token of a sequence sees all its
+        keys, later ones and those before the window included, as within an image; -1: causal. None: all causal
     """
 
     cu_seqlens_q: Tensor
     block_tables: Tensor
     context_lens: Tensor
     in_chunks: Tensor | None = None
-    both_ways: Tensor | None = None
+    bidirectional_from: Tensor | None = None
 
     def __attrs_post_init__(self) -> None:
         for name in ("cu_seqlens_q", "block_tables", "context_lens"):
@@ -94,20 +105,21 @@ class VarlenBatch:
         marks = self.in_chunks
         if marks is not None and not (_is_vector(marks, torch.uint8) and marks.shape == (count,)):
             raise ConfigError.of("in_chunks", f"{marks.dtype} {tuple(marks.shape)}", f"uint8 ({count},) in CPU memory")
-        first = self.both_ways
+        first = self.bidirectional_from
         if first is not None and not (_is_vector(first, torch.int32) and first.shape == (count,)):
-            raise ConfigError.of("both_ways", f"{first.dtype} {tuple(first.shape)}", f"int32 ({count},) in CPU memory")
+            given = f"{first.dtype} {tuple(first.shape)}"
+            raise ConfigError.of("bidirectional_from", given, f"int32 ({count},) in CPU memory")
 
     def part(self, sequences: Tensor) -> tuple[Tensor, VarlenBatch]:
-        """Take some of the sequences, all of one mark.
+        """Select sequences.
 
-        :param sequences: [num_seqs] bool: which ones
-        :returns: the indices of their tokens in this batch, int64, and a batch of them alone
+        :param sequences: [num_seqs] bool: the selected sequences
+        :returns: the indices of their tokens in this batch, int64, and a batch of these sequences only
         """
         lengths = self.cu_seqlens_q.diff()
         tokens = sequences.repeat_interleave(lengths).nonzero().flatten()
         marks = None if self.in_chunks is None else self.in_chunks[sequences]
-        first = None if self.both_ways is None else self.both_ways[sequences]
+        first = None if self.bidirectional_from is None else self.bidirectional_from[sequences]
         cu_seqlens_q, tables = cumulated(lengths[sequences]), self.block_tables[sequences]
         return tokens, VarlenBatch(cu_seqlens_q, tables, self.context_lens[sequences], marks, first)
 
@@ -116,12 +128,12 @@ class VarlenBatch:
 class NativeRows:
     """Holds the rows of one step.
 
-    :ivar slots: [num_tokens] int64: where the tokens' keys and values go, ``block * block_size + offset``
-    :ivar batch: which tokens belong to which sequence. Tokens of prompts are those that it marks as in chunks; a
-        sequence of the step that computes tokens of its prompt and generated ones stands there once for either
-    :ivar num_generating: how many of the step's sequences compute generated tokens
-    :ivar cu_seqlens_read: [num_seqs + 1] int32: of sequence s, the hidden states of the last ``cu_seqlens_read[s + 1] -
-        cu_seqlens_read[s]`` tokens are read, and those of no others; None: all are read
+    :ivar slots: [num_tokens] int64: slots of the tokens' keys and values, ``block * block_size + offset``
+    :ivar batch: the rows as a batch. Prompt tokens are in rows that ``in_chunks`` marks, generated tokens in others; a
+        sequence with both in one step has several rows
+    :ivar num_generating: number of the step's sequences that compute generated tokens
+    :ivar cu_seqlens_read: [num_seqs + 1] int32: of row s, only the hidden states of the last ``cu_seqlens_read[s + 1] -
+        cu_seqlens_read[s]`` tokens are read; None: all are read
     """
 
     slots: Tensor
@@ -130,22 +142,22 @@ class NativeRows:
     cu_seqlens_read: Tensor | None = None
 
     def use_few(self, few_rows: int) -> bool:
-        """Say whether generated tokens are multiplied by the weights' form for few rows: there are some, of no more
-        sequences than ``few_rows``. A prompt's tokens never are.
+        """Return whether generated tokens use the weights' form for few rows: if 1 to ``few_rows`` sequences generate.
+        Prompt tokens never use it.
         """
         return 0 < self.num_generating <= few_rows
 
     def of_prompts(self) -> Tensor:
-        """Return which of the step's tokens are of prompts, [num_tokens] bool."""
+        """Return which of the step's tokens are prompt tokens, [num_tokens] bool."""
         marks, lengths = self.batch.in_chunks, self.batch.cu_seqlens_q.diff()
         return (
             torch.zeros(len(self.slots), dtype=torch.bool) if marks is None else marks.bool().repeat_interleave(lengths)
         )
 
     def parts(self) -> list[tuple[Tensor, NativeRows]]:
-        """Divide the rows into those of prompts and those of generated tokens, each with the indices of its tokens.
+        """Split the rows into those of prompt tokens and those of generated tokens, each with its tokens' indices.
 
-        A sequence's generated tokens see its prompt, so that has to be computed first.
+        Prompts come first, since a sequence's generated tokens attend to its prompt.
         """
         marks = self.batch.in_chunks
         assert marks is not None
@@ -180,7 +192,7 @@ def describe_heads(shape: AttentionShape, cache: LayerCache) -> Heads:
         window_reaches_ahead=shape.window_reaches_ahead,
         scale=shape.scale,
         softcap=shape.softcap or 0.0,
-        products=shape.products,
+        products=shape.precision,
     )
 
 
@@ -202,7 +214,7 @@ def describe_batch(batch: VarlenBatch) -> Batch:
         block_tables=batch.block_tables.data_ptr(),
         context_lens=batch.context_lens.data_ptr(),
         in_chunks=pointer(batch.in_chunks),
-        both_ways=pointer(batch.both_ways),
+        both_ways=pointer(batch.bidirectional_from),
         num_seqs=batch.context_lens.numel(),
         max_blocks=batch.block_tables.shape[-1],
     )
@@ -218,12 +230,12 @@ def native_paged_attention(
     out: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend with every query token over its sequence's keys, up to its own or as far as the batch says.
+    """Attend with every query token over its sequence's keys, causally except where ``batch.bidirectional_from`` says.
 
-    :param workspace: scratch memory of the engine that calls; one call at a time uses it
+    :param workspace: scratch memory of the calling engine; used by one call at a time
     :param query: [num_tokens, num_heads, head_dim] float32, bfloat16 or float16; each token's heads contiguous
     :param out: likewise, a new tensor by default
-    :param sinks: [num_heads], one more logit of each head, which has no value; None: there is none
+    :param sinks: [num_heads], an extra logit without a value in each head's softmax; None: no sinks
     :returns: ``out``
     :raises ConfigError: shapes, dtypes or strides do not fit
     """

@@ -1,6 +1,6 @@
-"""Quantizes dense weights to GGUF blocks natively: in-situ quantization on the CPU.
+"""Quantizes dense weights to GGUF blocks with the native library: in-situ quantization on the CPU.
 
-:mod:`paged_sdk.kernels.quantized.quantize` defines the quantization, and gives the same bits.
+The results are bit-identical to those of :mod:`paged_sdk.kernels.quantized.quantize`, which defines them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def quantize_blocks(
     importance: Tensor | None = None,
     num_threads: int | None = None,
 ) -> Tensor:
-    """Quantize a matrix to the blocks that a GGUF file would hold.
+    """Quantize a matrix to GGUF blocks.
 
     :param weight: [rows, cols] float32, bfloat16 or float16; rows contiguous
     :param tensor_type: ggml's number of the type, one of :data:`~paged_sdk.kernels.quantized.quantize.QUANTIZED_TYPES`
-    :param importance: float32 [cols], contiguous, how much an error in each column counts: positive, about 1 on
-        average; None: all count alike
+    :param importance: float32 [cols], contiguous: weights of the columns' squared errors, positive and about 1 on
+        average; None: equal weights
     :param num_threads: torch's own number by default
     :returns: uint8 [rows, bytes of a row]; the result does not depend on the number of threads
     :raises UnsupportedQuantizationError: the type cannot be written, or ``cols`` is no multiple of its block
-    :raises CheckpointError: ``weight`` holds NaN, Inf or numbers above 32,768
+    :raises CheckpointError: ``weight`` has NaN, Inf or magnitudes above 32,768
     :raises ConfigError: the dtype or the strides do not fit
     """
     if weight.dim() != 2:

@@ -1,7 +1,7 @@
-"""Quantizes dense weights to grouped matrices natively: the types of in-situ quantization with a scale for 64 columns.
+"""Quantizes dense weights to grouped matrices with the native library: the in-situ types with a scale per 64 columns.
 
-:mod:`paged_sdk.kernels.quantized.quantize_groups` defines them; its sums have another order, so that now and then a
-code or the last bit of a scale is another.
+:mod:`paged_sdk.kernels.quantized.quantize_groups` defines them. It sums in another order, so that occasionally a code
+or the last bit of a scale differs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paged_sdk.kernels.quantized.quantize_groups import GROUP, between_levels
 __all__ = ["quantize_affine", "quantize_half_quadratic", "quantize_levels"]
 
 _NOT_FINITE: Final = 2
-_WIDTH: Final = 32  # the last group of a row has so many columns or twice as many
+_WIDTH: Final = 32  # the last group of a row has this number of columns or twice as many
 
 _EDGE: Final = 0
 _HALF_QUADRATIC: Final = 1
@@ -37,8 +37,8 @@ def quantize_affine(
 
     :param weight: ``[rows, cols]`` float32, bfloat16 or float16; rows contiguous, ``cols`` a multiple of 32
     :param num_threads: torch's own number by default; the result does not depend on it
-    :raises CheckpointError: ``weight`` holds NaN, Inf or numbers above 32,768
-    :raises ConfigError: the shape, the dtype or the strides do not fit; in the other functions likewise
+    :raises CheckpointError: ``weight`` has NaN, Inf or magnitudes above 32,768
+    :raises ConfigError: the shape, the dtype or the strides do not fit
     """
     return _quantize(library, weight, bits, _EDGE, num_threads=num_threads)
 
@@ -46,14 +46,18 @@ def quantize_affine(
 def quantize_half_quadratic(
     library: NativeLibrary, weight: Tensor, bits: int, *, num_threads: int | None = None
 ) -> GroupedMatrix:
-    """See :func:`paged_sdk.kernels.quantized.quantize_groups.quantize_half_quadratic`; parameters are those above."""
+    """See :func:`paged_sdk.kernels.quantized.quantize_groups.quantize_half_quadratic`, and :func:`quantize_affine` for
+    the parameters and errors.
+    """
     return _quantize(library, weight, bits, _HALF_QUADRATIC, num_threads=num_threads)
 
 
 def quantize_levels(
     library: NativeLibrary, weight: Tensor, levels: tuple[float, ...], *, num_threads: int | None = None
 ) -> GroupedMatrix:
-    """See :func:`paged_sdk.kernels.quantized.quantize_groups.quantize_levels`; parameters are those above."""
+    """See :func:`paged_sdk.kernels.quantized.quantize_groups.quantize_levels`, and :func:`quantize_affine` for the
+    parameters and errors.
+    """
     return _quantize(library, weight, 4, _LEVELS, levels=torch.tensor(levels), num_threads=num_threads)
 
 

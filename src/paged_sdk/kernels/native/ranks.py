@@ -1,4 +1,4 @@
-"""Adds up and gathers numbers of several processes of one machine, in memory that they share."""
+"""Sums and gathers tensors over the ranks of one machine, through shared memory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from paged_sdk.kernels.native.structures import Ranks
 
 __all__ = ["ColumnJoin", "SharedSum", "make_shared_memory"]
 
-# A layer's hidden states of 32 texts of a model of 2,048 numbers fit; of a prompt's chunk, some at a time.
+# Floats summed at a time: the hidden states of 32 rows with hidden_size 2,048. Larger tensors are summed in parts.
 _CAPACITY: Final = 64 * 1024
-# What each rank may write at once for the first one to read: 10 rows of half of 200,000 logits. It is memory only where
-# it was written.
+# Floats that each rank may write at a time for rank 0 to read: 10 rows of 100,000 logits, half of a vocabulary of
+# 200,000. Pages that were never written take no memory.
 _BOARD: Final = 1024 * 1024
 
 
 def make_shared_memory(library: NativeLibrary, size: int) -> int | None:
-    """Return a file of memory that so many processes can share, which goes with the last of them; None: the system has
-    none without a name.
+    """Create an anonymous memory file that ``size`` processes can share, freed with the last of them; return None if
+    the system has no memfd_create.
     """
     if not hasattr(os, "memfd_create"):
         return None
@@ -36,18 +36,18 @@ def make_shared_memory(library: NativeLibrary, size: int) -> int | None:
 
 
 def _board(library: NativeLibrary, size: int, rank: int) -> int:
-    """Return at which byte of the memory a rank's board begins."""
+    """Return the byte offset of a rank's board within the shared memory."""
     sums: int = library.functions.paged_ranks_bytes(size, _CAPACITY)
     return sums + rank * _BOARD * torch.float32.itemsize
 
 
 class SharedSum:
-    """Holds one process's view of the memory.
+    """Holds one rank's view of the shared memory.
 
     :param file: see :func:`make_shared_memory`
-    :ivar rank: this process's number
-    :ivar sum_address: of the function that adds up, for native calls; ``gather_address`` is of the one that puts
-        columns together, ``handle`` of what both are given
+    :ivar rank: this process's rank
+    :ivar sum_address: address of the native all-reduce function; ``gather_address`` is that of the all-gather function,
+        and ``handle`` that of their first argument
     """
 
     def __init__(self, library: NativeLibrary, file: int, *, rank: int, size: int) -> None:
@@ -64,18 +64,19 @@ class SharedSum:
 
     @property
     def has_failed(self) -> bool:
-        """Say whether a rank had ended before a sum was whole."""
+        """Return whether a rank ended before a sum or gather was complete."""
         return bool(self._ranks.failed)
 
     def add_(self, tensor: Tensor) -> None:
-        """Add up a contiguous tensor of float32 in place, unless a rank has ended."""
+        """Sum a contiguous float32 tensor over all ranks, in place; check :attr:`has_failed` afterwards."""
         self._functions.paged_ranks_sum(byref(self._ranks), tensor.data_ptr(), tensor.numel())
 
     def join(self, own: Tensor, widths: Tensor) -> Tensor:
-        """Put the columns of rows together of which each rank has some, for all ranks, unless a rank has ended.
+        """Concatenate the columns of all ranks, on every rank (all-gather); check :attr:`has_failed` afterwards.
 
-        :param own: this rank's, float32 ``[num_rows, width]``, with the same rows on all ranks and contiguous ones
-        :param widths: how many columns each rank has, contiguous int32
+        :param own: this rank's columns, float32 ``[num_rows, width]``, each row contiguous; all ranks have the same
+            number of rows
+        :param widths: the number of columns of each rank, contiguous int32
         """
         out = own.new_empty(len(own), int(widths.sum()))
         self._functions.paged_ranks_gather(
@@ -84,11 +85,11 @@ class SharedSum:
         return out
 
     def gather(self, own: Tensor, widths: Sequence[int]) -> Tensor | None:
-        """Put the columns of rows together of which each rank has some.
+        """Concatenate the columns of all ranks on rank 0.
 
-        :param own: this rank's, float32 ``[num_rows, width]``, with the same rows on all ranks
-        :param widths: how many columns each rank has
-        :returns: ``[num_rows, sum of widths]`` on the first rank; None on others
+        :param own: this rank's columns, float32 ``[num_rows, width]``; all ranks have the same number of rows
+        :param widths: the number of columns of each rank
+        :returns: ``[num_rows, sum of widths]`` on rank 0; None on other ranks
         """
         num_rows, step = len(own), _BOARD // max(widths)
         assert step > 0, "a row does not fit"
@@ -96,7 +97,7 @@ class SharedSum:
         for first in range(0, num_rows, step):
             rows = slice(first, min(first + step, num_rows))
             if first:
-                self.add_(self._one)  # so that the first rank has read what would be overwritten
+                self.add_(self._one)  # a barrier: rank 0 has read the previous rows
             if self.rank:
                 self._on_board(self.rank, own[rows].shape).copy_(own[rows])
             self.add_(self._one)
@@ -111,16 +112,16 @@ class SharedSum:
         return board.view(rows, cols)
 
     def end(self) -> None:
-        """Tell all ranks that one has ended, so that none waits for it."""
+        """Mark the group as failed, so that no rank waits for one that has ended."""
         self._functions.paged_ranks_end(byref(self._ranks))
 
 
 @frozen(eq=False)
 class ColumnJoin:
-    """Puts columns of rows together of which each rank has some, unless a rank has ended.
+    """Concatenates the columns of all ranks, on every rank; see :meth:`SharedSum.join`.
 
-    :ivar shared: the memory that they go through
-    :ivar widths: how many columns each rank has, contiguous int32
+    :ivar shared: the shared memory
+    :ivar widths: the number of columns of each rank, contiguous int32
     """
 
     shared: SharedSum
@@ -131,9 +132,10 @@ class ColumnJoin:
         assert self.widths.is_contiguous()
 
     def __call__(self, own: Tensor) -> Tensor:
-        """Return the whole rows.
+        """Return the rows with all columns.
 
-        :param own: this rank's ``[num_rows, width]``, with the same rows on all ranks, of no more than 32 bits a number
+        :param own: this rank's columns, ``[num_rows, width]``, of a dtype that float32 holds exactly; all ranks have
+            the same number of rows
         """
         wide = own.to(torch.float32, memory_format=torch.contiguous_format)
         return self.shared.join(wide, self.widths).to(own.dtype)

@@ -1,7 +1,6 @@
-"""Names the native library and identifies its sources, so that one that was built from others is known before it is
-called.
+"""Names the native library and hashes its sources, so that a library built from other sources is detected before use.
 
-``setup.py`` runs this file by its path when it builds the library; so it imports nothing of the package.
+``setup.py`` runs this file by path when it builds the library, so it imports nothing from the package.
 """
 
 from __future__ import annotations
@@ -22,17 +21,18 @@ def library_name(*, on_windows: bool) -> str:
 
 
 def apple_machine(arch_flags: str, host: str) -> str:
-    """Return which machine to compile for on macOS, where a Python may be one for two: instruction sets are one's.
+    """Return the architecture to compile for on macOS. A universal Python may target two, but the kernels are built for
+    the instruction sets of one.
 
     :param arch_flags: ``ARCHFLAGS`` of the environment, such as "-arch arm64"
-    :param host: this machine, where that names none or both
+    :param host: this machine's architecture, returned if ``arch_flags`` names none or both
     """
     named = set(re.findall(r"-arch\s+(\S+)", arch_flags))
     return named.pop() if len(named) == 1 else host
 
 
 def sources_hash(directory: Path = SOURCES) -> str:
-    """Return the hash of the C++ sources; empty where they are not installed."""
+    """Return the hash of the C++ sources, or an empty string if they are not installed."""
     files = sorted([*directory.glob("*.cpp"), *directory.glob("*.h")])
     found = hashlib.sha256()
     for file in files:

@@ -34,13 +34,13 @@ __all__ = [
     "Weight",
 ]
 
-#: It maps a torch dtype to its number in the C interface.
+#: Maps a torch dtype to its number in the C interface.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.float16: 3}
 
-#: It maps the torch dtype of weights to be quantized to its number in the C interface.
+#: Maps the torch dtype of weights to be quantized or packed to its number in the C interface.
 WEIGHT_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 3}
 
-#: It maps the name of a feed-forward activation to its number in the C interface.
+#: Maps the name of an MLP's activation to its number in the C interface.
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu2": 2}
 
 
@@ -135,7 +135,7 @@ class Batch(Structure):
 
 
 class Heads(Structure):
-    """Mirrors ``paged_heads``: the heads of one layer, and what shapes their scores."""
+    """Mirrors ``paged_heads``: the heads of one layer, and how their scores are computed."""
 
     _fields_ = (
         ("num_heads", c_int32),
@@ -170,7 +170,7 @@ class Attention(Structure):
 
 
 class Router(Structure):
-    """Mirrors ``paged_router``: how experts are chosen."""
+    """Mirrors ``paged_router``: how experts are selected."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -256,7 +256,7 @@ class Decoder(Structure):
 
 
 class Ranks(Structure):
-    """Mirrors ``paged_ranks``: one process of several that share memory."""
+    """Mirrors ``paged_ranks``: one rank's view of the shared memory."""
 
     _fields_ = (
         ("memory", c_void_p),
@@ -270,7 +270,7 @@ class Ranks(Structure):
 
 
 class Update(Structure):
-    """Mirrors ``paged_update``: an adapter's update of one product."""
+    """Mirrors ``paged_update``: an adapter's update of one matrix."""
 
     _fields_ = (
         ("down", c_void_p),
@@ -284,7 +284,7 @@ class Update(Structure):
 
 
 class Likeliest(Structure):
-    """Mirrors ``paged_likeliest_args``: the arguments of finding each row's largest number."""
+    """Mirrors ``paged_likeliest_args``: the arguments of a row-wise argmax."""
 
     _fields_ = (
         ("x", c_void_p),
@@ -327,7 +327,7 @@ class Rows(Structure):
 
 
 class Codes(Structure):
-    """Mirrors ``paged_codes``: where the codes of a grouped matrix lie."""
+    """Mirrors ``paged_codes``: the memory layout of a grouped matrix's codes."""
 
     _fields_ = (
         ("data", c_void_p),

@@ -1,1 +1,1 @@
-"""Holds matrices in fewer bits: how numbers are coded, packed, multiplied as they lie, and chosen."""
+"""Defines quantized matrices: their formats, and how they are decoded, repacked and made from dense weights."""

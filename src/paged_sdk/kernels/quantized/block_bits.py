@@ -1,4 +1,4 @@
-"""Unpacks the small integers of GGUF's blocks, for any device; blocks are rows of bytes, uint8 ``[n, bytes]``."""
+"""Unpacks the small integers of GGUF blocks, on any device; blocks are rows of bytes, uint8 ``[n, bytes]``."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ def half(blocks: Tensor, offset: int) -> Tensor:
 
 
 def shifts(like: Tensor, *numbers: int) -> Tensor:
-    """Return numbers of bits to shift by, ``[numbers, 1]`` on the device of a tensor."""
+    """Return bit shifts as a tensor, ``[numbers, 1]``, on the device of ``like``."""
     return torch.tensor(numbers, dtype=torch.uint8, device=like.device).unsqueeze(-1)
 
 
 def nibbles(packed: Tensor, group: int) -> Tensor:
-    """Unpack the halves of every byte: of each ``group`` bytes the low halves come first. [n, b] -> [n, 2 b]."""
+    """Unpack the two nibbles of every byte; in each ``group`` of bytes, low nibbles come first. [n, b] -> [n, 2 b]."""
     parts = packed.reshape(len(packed), -1, 1, group)
     return torch.cat((parts & 15, parts >> 4), dim=2).reshape(len(packed), -1)
 
 
 def bit_pairs(packed: Tensor, group: int) -> Tensor:
-    """Unpack the 2-bit fields of every byte: of each ``group`` bytes the lowest come first. [n, b] -> [n, 4 b]."""
+    """Unpack the 2-bit fields of every byte; in each ``group`` of bytes, lowest come first. [n, b] -> [n, 4 b]."""
     parts = packed.reshape(len(packed), -1, 1, group) >> shifts(packed, 0, 2, 4, 6)
     return (parts & 3).reshape(len(packed), -1)
 
 
 def bit_planes(packed: Tensor) -> Tensor:
-    """Unpack the eight bits of every byte, all lowest bits first. [n, b] -> [n, 8 b]."""
+    """Unpack the bits of every byte: the lowest bits of all bytes first. [n, b] -> [n, 8 b]."""
     parts = packed.unsqueeze(1) >> shifts(packed, *range(8))
     return (parts & 1).reshape(len(packed), -1)
 
 
 def bits_in_order(packed: Tensor) -> Tensor:
-    """Unpack the bits in the order in which they are stored, lowest first. [n, b] -> [n, 8 b]."""
+    """Unpack the bits byte by byte, lowest first. [n, b] -> [n, 8 b]."""
     return bit_planes(packed).reshape(len(packed), 8, -1).transpose(1, 2).reshape(len(packed), -1)
 
 
 def scaled(q: Tensor, scales: Tensor, minima: Tensor | None = None) -> Tensor:
-    """Compute ``scale * q - minimum``, float32 [n, elements], with a scale (and minimum) for each run of elements."""
+    """Compute ``scale * q - minimum``, float32 [n, elements], with one scale (and minimum) per group of elements."""
     out = q.reshape(*scales.shape, -1).float().mul_(scales.unsqueeze(-1))
     if minima is not None:
         out.sub_(minima.unsqueeze(-1))

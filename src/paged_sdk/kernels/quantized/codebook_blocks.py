@@ -1,10 +1,10 @@
-"""Decodes the blocks of GGUF whose elements are no integers in even steps: entries of a table, or of a codebook.
+"""Decodes GGUF blocks with non-uniform elements: entries of a table, or vectors of a codebook.
 
-A codebook lists vectors of 4 or 8 elements, of which a block names one by its number. Each codebook is a set of points
-of a small lattice, numbered in ascending order of their digits, the last element's counting most. Here it is a bit for
-each point of the lattice, compressed: 2 KB for all, which ``ggml-common.h`` writes as 160 KB of text.
+A codebook is a list of vectors of 4 or 8 elements, which blocks refer to by index. The vectors are points of a small
+lattice, in ascending order with the last element as the most significant digit. So a codebook is stored here as a
+compressed bit mask over its lattice: 2 KB for all codebooks, which take 160 KB of text in ``ggml-common.h``.
 
-Products are multiplied in ggml's order, so that float32 has its bits.
+Factors are multiplied in ggml's order, so float32 results are bit-identical to ggml's.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ __all__ = [
 
 # The non-linear 4-bit grid of IQ4_NL and IQ4_XS.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-# Twice the numbers of four bits of the OCP's microscaling formats: sign, two bits of exponent, one of mantissa.
+# Twice the values of FP4 E2M1 in the OCP microscaling formats: sign, two bits of exponent, one of mantissa.
 E2M1_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-# TQ1_0 has no use for the last.
+# TQ1_0 does not use the last.
 TERNARY_VALUES = (-1, 0, 1, 2)
 
 
 def _codebook(levels: Sequence[int], width: int, members: str) -> Tensor:
     """Return a codebook's vectors, float32 ``[n, width]``.
 
-    :param levels: the values that an element may have, which are the lattice's digits
-    :param members: a bit for each point of the lattice, compressed by deflate, in base 64
+    :param levels: the values of an element, indexed by the digits of the lattice
+    :param members: one bit per lattice point, compressed by deflate, in base 64
     """
     bits = np.unpackbits(np.frombuffer(zlib.decompress(b64decode(members), wbits=-15), np.uint8))
     points, places = np.flatnonzero(bits), len(levels) ** np.arange(width)
@@ -124,24 +124,24 @@ def _entries(book: Tensor, numbers: Tensor) -> Tensor:
 
 def _words(packed: Tensor, dtype: torch.dtype) -> Tensor:
     """Read bytes as little-endian integers, int32 ``[n, words]``."""
-    # Copied, because a part of a single block is contiguous where it is, which need not be aligned.
+    # Copied, because a slice of a single block counts as contiguous but may be unaligned.
     words = packed.clone(memory_format=torch.contiguous_format).view(dtype).int()
     return words if dtype is torch.int32 else words & 0xFFFF
 
 
 def _fields(words: Tensor, *first_bits: int) -> Tensor:
-    """Shift each word by each number of bits. int32 ``[n, w]`` -> ``[n, w * numbers]``; higher bits stay."""
+    """Shift each word right by each number of bits, without masking. int32 ``[n, w]`` -> ``[n, w * numbers]``."""
     numbers = torch.tensor(first_bits, dtype=torch.int32, device=words.device)
     return (words.unsqueeze(-1) >> numbers).reshape(len(words), -1)
 
 
 def _signs(bits: Tensor) -> Tensor:
-    """Return -1 for a set bit and 1 for a clear one, of uint8 ``[n, bytes]``, in the bits' order."""
+    """Return -1 for each set bit and 1 for each clear one, lowest bits first. uint8 ``[n, bytes]`` -> ``[n, bits]``."""
     return 1 - 2 * bits_in_order(bits).float()
 
 
 def _seven_signs(numbers: Tensor) -> Tensor:
-    """Return eight signs for each number of seven bits: the eighth makes the number of negative signs even."""
+    """Return eight signs for each 7-bit number: the eighth makes the number of negative signs even."""
     parity = numbers ^ (numbers >> 4)
     parity ^= parity >> 2
     parity ^= parity >> 1
@@ -149,7 +149,7 @@ def _seven_signs(numbers: Tensor) -> Tensor:
 
 
 def _times(values: Tensor, scales: Tensor, signs: Tensor) -> Tensor:
-    """Multiply by a scale for each run of elements, and by a sign for each element."""
+    """Multiply by one scale per group of elements and one sign per element."""
     return scaled(values, scales).mul_(signs)
 
 
@@ -158,7 +158,7 @@ def _quarter_scales(blocks: Tensor, numbers: Tensor, unit: float = 0.25) -> Tens
 
 
 def iq2_xxs(blocks: Tensor) -> Tensor:
-    """Decode 256 elements of 66 bytes: vectors of 8 of 256, a scale for each 32."""
+    """Decode blocks of 256 elements in 66 bytes: vectors of 8 from a codebook of 256, one scale per 32 elements."""
     words = blocks[:, 2:].reshape(len(blocks), 8, 8)
     numbers, rest = words[:, :, :4].reshape(len(blocks), 32), _words(words[:, :, 4:].flatten(1), torch.int32)
     scales = _quarter_scales(blocks, rest >> 28 & 15)
@@ -166,21 +166,21 @@ def iq2_xxs(blocks: Tensor) -> Tensor:
 
 
 def iq2_xs(blocks: Tensor) -> Tensor:
-    """Decode 256 elements of 74 bytes: vectors of 8 of 512, a scale for each 16."""
+    """Decode blocks of 256 elements in 74 bytes: vectors of 8 from a codebook of 512, one scale per 16 elements."""
     words = _words(blocks[:, 2:66], torch.int16)
     scales = _quarter_scales(blocks, nibbles(blocks[:, 66:], 1))
     return _times(_entries(_IQ2_XS_CODEBOOK, words & 511), scales, _seven_signs(words >> 9))
 
 
 def iq2_s(blocks: Tensor) -> Tensor:
-    """Decode 256 elements of 82 bytes: vectors of 8 of 1,024, a scale for each 16."""
+    """Decode blocks of 256 elements in 82 bytes: vectors of 8 from a codebook of 1,024, one scale per 16 elements."""
     numbers = blocks[:, 2:34].int() | bit_pairs(blocks[:, 66:74], 1).int() << 8
     scales = _quarter_scales(blocks, nibbles(blocks[:, 74:], 1))
     return _times(_entries(_IQ2_S_CODEBOOK, numbers), scales, _signs(blocks[:, 34:66]))
 
 
 def iq3_xxs(blocks: Tensor) -> Tensor:
-    """Decode 256 elements of 98 bytes: vectors of 4 of 256, a scale for each 32."""
+    """Decode blocks of 256 elements in 98 bytes: vectors of 4 from a codebook of 256, one scale per 32 elements."""
     rest = _words(blocks[:, 66:], torch.int32)
     scales = _quarter_scales(blocks, rest >> 28 & 15, 0.5)
     entries = _entries(_IQ3_XXS_CODEBOOK, blocks[:, 2:66])
@@ -188,21 +188,21 @@ def iq3_xxs(blocks: Tensor) -> Tensor:
 
 
 def iq3_s(blocks: Tensor) -> Tensor:
-    """Decode 256 elements of 110 bytes: vectors of 4 of 512, a scale for each 32."""
+    """Decode blocks of 256 elements in 110 bytes: vectors of 4 from a codebook of 512, one scale per 32 elements."""
     numbers = blocks[:, 2:66].int() | bits_in_order(blocks[:, 66:74]).int() << 8
     scales = half(blocks, 0) * (1 + 2 * nibbles(blocks[:, 106:], 1))
     return _times(_entries(_IQ3_S_CODEBOOK, numbers), scales, _signs(blocks[:, 74:106]))
 
 
 def _shifted_ternary(numbers: Tensor, scales: Tensor, is_below: Tensor) -> Tensor:
-    """Decode vectors of -1, 0 and 1, which an eighth is added to or, where a bit is set, taken from."""
+    """Decode vectors of -1, 0 and 1, shifted by 1/8: downwards where ``is_below``, else upwards."""
     entries = _entries(_IQ1_CODEBOOK, numbers)
     shift = torch.where(is_below, -0.125, 0.125)
     return scaled(entries.reshape(*shift.shape, -1).add_(shift.unsqueeze(-1)).reshape(len(entries), -1), scales)
 
 
 def iq1_s(blocks: Tensor) -> Tensor:
-    """Decode 256 elements of 50 bytes: vectors of 8 of 2,048, a scale for each 32."""
+    """Decode blocks of 256 elements in 50 bytes: vectors of 8 from a codebook of 2,048, one scale per 32 elements."""
     high = _words(blocks[:, 34:], torch.int16)
     numbers = blocks[:, 2:34].int() | (_fields(high, 0, 3, 6, 9) & 7) << 8
     scales = half(blocks, 0) * (2 * (high >> 12 & 7) + 1)
@@ -210,8 +210,8 @@ def iq1_s(blocks: Tensor) -> Tensor:
 
 
 def iq1_m(blocks: Tensor) -> Tensor:
-    """Decode 256 elements of 56 bytes: vectors of 8 of 2,048, a scale for each 16; the block's own scale lies in the
-    upper four bits of four words.
+    """Decode blocks of 256 elements in 56 bytes: vectors of 8 from a codebook of 2,048, one scale per 16 elements. The
+    block's scale is in the upper four bits of four words.
     """
     high, words = nibbles(blocks[:, 32:48], 1), _words(blocks[:, 48:], torch.int16)
     numbers = blocks[:, :32].int() | (high & 7).int() << 8
@@ -230,7 +230,7 @@ def _iq4_xs_scales(blocks: Tensor) -> Tensor:
 
 
 def _tq1_0_codes(blocks: Tensor) -> Tensor:
-    """Unpack five codes of 0, 1 and 2 from a byte, which is a fraction in base 3."""
+    """Unpack five ternary codes from each byte, which is a base-3 fraction."""
 
     def digits(packed: Tensor, count: int, group: int) -> Tensor:
         powers = torch.tensor([3**power for power in range(count)], dtype=torch.uint8, device=packed.device)
@@ -242,14 +242,14 @@ def _tq1_0_codes(blocks: Tensor) -> Tensor:
 
 
 def _mxfp4_scales(blocks: Tensor) -> Tensor:
-    """Read powers of two: half of 2^(e - 127)."""
+    """Read power-of-two scales and halve them (the table is doubled): ``2^(e - 127) / 2``."""
     exponent = blocks[:, :1].int()
     bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp_max(1), (exponent - 1) << 23)
     return bits.view(torch.float32)
 
 
 def _nvfp4_scales(blocks: Tensor) -> Tensor:
-    """Read halves of numbers of four bits of exponent and three of mantissa, whose sign is not read."""
+    """Read FP8 E4M3 scales, ignoring the sign, and halve them (the table is doubled)."""
     code = blocks[:, :4]
     exponent, mantissa = (code >> 3 & 15).float(), (code & 7).float()
     scale = torch.where(exponent == 0, mantissa * 2**-9, (1 + mantissa / 8) * torch.exp2(exponent - 7)) * 0.5
@@ -258,12 +258,12 @@ def _nvfp4_scales(blocks: Tensor) -> Tensor:
 
 @frozen(kw_only=True)
 class TableBlocks:
-    """Describes blocks whose codes name entries of one table, and decodes them.
+    """Describes blocks whose codes index one table, and decodes them.
 
-    :ivar levels: the table, of a power of two of entries
-    :ivar group_size: consecutive elements that share a scale
+    :ivar levels: the table; its length is a power of two
+    :ivar group_size: number of consecutive elements that share a scale
     :ivar codes: unpacks uint8 ``[blocks, bytes]`` to uint8 ``[blocks, elements]``
-    :ivar scales: reads float32 ``[blocks, groups]`` of the same
+    :ivar scales: reads scales, float32 ``[blocks, groups]``, from uint8 ``[blocks, bytes]``
     """
 
     levels: tuple[int, ...]
@@ -283,17 +283,17 @@ IQ4_NL: Final = TableBlocks(
     codes=lambda blocks: nibbles(blocks[:, 2:], 16),
     scales=lambda blocks: half(blocks, 0),
 )
-"""Has 32 elements in 18 bytes."""
+"""32 elements in 18 bytes."""
 
 IQ4_XS: Final = TableBlocks(
     levels=IQ4_VALUES, group_size=32, codes=lambda blocks: nibbles(blocks[:, 8:], 16), scales=_iq4_xs_scales
 )
-"""Has 256 elements in 136 bytes, with a scale of six bits for each 32."""
+"""256 elements in 136 bytes, with a 6-bit scale per 32 elements."""
 
 TQ1_0: Final = TableBlocks(
     levels=TERNARY_VALUES, group_size=256, codes=_tq1_0_codes, scales=lambda blocks: half(blocks, 52)
 )
-"""Has 256 elements in 54 bytes: -1, 0 and 1."""
+"""256 elements in 54 bytes: -1, 0 and 1."""
 
 TQ2_0: Final = TableBlocks(
     levels=TERNARY_VALUES,
@@ -301,17 +301,17 @@ TQ2_0: Final = TableBlocks(
     codes=lambda blocks: bit_pairs(blocks[:, :64], 32),
     scales=lambda blocks: half(blocks, 64),
 )
-"""Has 256 elements in 66 bytes: -1, 0, 1 and 2 in two bits each."""
+"""256 elements in 66 bytes: -1, 0, 1 and 2 in two bits each."""
 
 MXFP4: Final = TableBlocks(
     levels=E2M1_VALUES, group_size=32, codes=lambda blocks: nibbles(blocks[:, 1:], 16), scales=_mxfp4_scales
 )
-"""Has 32 elements in 17 bytes, whose scale is a power of two."""
+"""32 elements in 17 bytes; the scale is a power of two."""
 
 NVFP4: Final = TableBlocks(
     levels=E2M1_VALUES, group_size=16, codes=lambda blocks: nibbles(blocks[:, 4:], 8), scales=_nvfp4_scales
 )
-"""Has 64 elements in 36 bytes, with a scale of eight bits for each 16."""
+"""64 elements in 36 bytes, with an 8-bit scale per 16 elements."""
 
 Q1_0: Final = TableBlocks(
     levels=(-1, 1),
@@ -319,4 +319,4 @@ Q1_0: Final = TableBlocks(
     codes=lambda blocks: bits_in_order(blocks[:, 2:]),
     scales=lambda blocks: half(blocks, 0),
 )
-"""Has 128 elements in 18 bytes: a bit each, set for the scale and clear for its negative."""
+"""128 elements in 18 bytes: one bit each, set for the scale and clear for its negative."""

@@ -1,9 +1,9 @@
 """Defines the block formats of GGUF tensors, and decodes each to floating point.
 
 A GGUF tensor is stored row by row; a row is a whole number of blocks, and a block holds a fixed number of elements as
-small integers with one or more scales. The layouts are ggml's (``ggml-common.h``); every decoder is plain torch, so
-it runs on any device, and equals ggml's own arithmetic bit for bit in float32. Tests hold numbers, sizes and values to
-those of the gguf package, which decodes by numpy on the host alone.
+small integers with one or more scales. The layouts are ggml's (``ggml-common.h``). Decoders are plain torch, run on any
+device, and are bit-identical to ggml in float32. Tests compare type numbers, sizes and values with the gguf package,
+which decodes with numpy on the host.
 
 Names in the decoders: ``d`` is a block's scale, ``m`` its minimum, ``q`` the small integers.
 """
@@ -49,8 +49,8 @@ __all__ = [
     "tensor_type_of",
 ]
 
-# So many elements are decoded at once: temporaries take a few MiB whatever the tensor's size. Smaller chunks pay more
-# for starting operations (Q4_K to bfloat16 on 2 cores: 1.1 G elements/s, against 0.5 G at 1 << 16).
+# Elements decoded at once, so that temporaries take a few MiB. Smaller chunks spend more time on launching operations
+# (Q4_K to bfloat16 on 2 cores: 1.1 G elements/s, against 0.5 G at 1 << 16).
 _CHUNK_ELEMENTS = 1 << 20
 
 _SUPER_BLOCK = 256  # elements in a block of the K formats
@@ -84,7 +84,7 @@ def _q2_k(blocks: Tensor) -> Tensor:
 
 
 def _q3_k(blocks: Tensor) -> Tensor:
-    # A clear bit of the mask takes 4 off the two low bits.
+    # A clear bit of the mask subtracts 4 from the two low bits.
     q = (bit_pairs(blocks[:, 32:96], 32) | (bit_planes(blocks[:, :32]) << 2)).to(torch.int8) - 4
     scales = nibbles(blocks[:, 96:104], 8) | (bit_pairs(blocks[:, 104:108], 4) << 4)
     return scaled(q, half(blocks, 108) * (scales.to(torch.int8) - 32))
@@ -94,7 +94,7 @@ def six_bit_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Unpack scales and minima of the eight sub-blocks of Q4_K and Q5_K, uint8 [n, 8] each.
 
     Twelve bytes at offset 4 hold 16 six-bit numbers: the first four scales and minima in the low bits of bytes 0-3 and
-    4-7, the other eight in the halves of bytes 8-11 with their two top bits in the top of bytes 0-7.
+    4-7; the other eight in the nibbles of bytes 8-11, with their two top bits in the top bits of bytes 0-7.
     """
     low_scales, low_minima, halves = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat((low_scales & 63, (halves & 15) | (low_scales >> 6 << 4)), dim=1)
@@ -123,13 +123,13 @@ def _q6_k(blocks: Tensor) -> Tensor:
 
 @frozen
 class BlockFormat:
-    """Says how the elements of one tensor type are stored, and decodes them.
+    """Describes how the elements of one tensor type are stored, and decodes them.
 
     :ivar name: ggml's name
     :ivar elements: elements in a block; 1 for plain floating point
     :ivar num_bytes: bytes in a block
     :ivar decode: uint8 [blocks, num_bytes] -> floating point [blocks, elements]; float32 unless ``elements`` is 1
-    :ivar table: what codes and scales there are, where codes name entries of one table
+    :ivar table: codes, scales and table, if codes index one table; else None
     """
 
     name: str
@@ -143,7 +143,7 @@ def _plain(name: str, dtype: torch.dtype) -> BlockFormat:
     return BlockFormat(name, 1, dtype.itemsize, lambda data: data.view(dtype))
 
 
-#: It maps ggml's number of a tensor type to its format.
+#: Maps ggml's number of a tensor type to its format.
 BLOCK_FORMATS: Mapping[int, BlockFormat] = MappingProxyType(
     {
         0: _plain("F32", torch.float32),
@@ -182,7 +182,7 @@ def block_format(tensor_type: int) -> BlockFormat:
     """Return the format of a tensor type.
 
     :param tensor_type: ggml's number of the type
-    :raises UnsupportedQuantizationError: there is no decoder for it
+    :raises UnsupportedQuantizationError: the type has no decoder
     """
     found = BLOCK_FORMATS.get(tensor_type)
     if found is None:
@@ -205,10 +205,10 @@ def dequantize(tensor_type: int, data: Tensor, *, dtype: torch.dtype = torch.flo
 
     :param tensor_type: ggml's number of the type
     :param data: contiguous uint8 [..., bytes of a row]
-    :param dtype: of the result; values are rounded from float32 chunk by chunk, so that no float32 copy of the whole
-        tensor is ever made
-    :returns: [..., elements of a row]; shares ``data``'s memory where its type is ``dtype`` already
-    :raises UnsupportedQuantizationError: there is no decoder for the type
+    :param dtype: of the result; values are rounded from float32 chunk by chunk, without a float32 copy of the whole
+        tensor
+    :returns: [..., elements of a row]; shares the memory of ``data`` if that is of ``dtype`` already
+    :raises UnsupportedQuantizationError: the type has no decoder
     """
     form = block_format(tensor_type)
     if form.elements == 1:
@@ -235,18 +235,18 @@ class BlockMatrix:
 
     @property
     def blocks(self) -> Tensor:
-        """Return all blocks, uint8 [rows, bytes of a row], which are read if they are in a file still."""
+        """Return all blocks, uint8 [rows, bytes of a row], reading them from the file if necessary."""
         return self.stored if isinstance(self.stored, Tensor) else self.stored.tensor()
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return the numbers of rows and of columns, in elements."""
+        """Return the number of rows and columns, in elements."""
         form = block_format(self.tensor_type)
         return self.stored.shape[0], self.stored.shape[1] // form.num_bytes * form.elements
 
     @property
     def num_bytes(self) -> int:
-        """Return how many bytes the blocks take."""
+        """Return the bytes of the blocks."""
         return self.stored.nbytes
 
     @property
@@ -255,17 +255,17 @@ class BlockMatrix:
         return False
 
     def rows(self, index: slice) -> BlockMatrix:
-        """Return some consecutive rows, which share the blocks."""
+        """Return a range of rows, sharing memory or still unread."""
         first, last = bounds(index, self.stored.shape[0])
         return BlockMatrix(self.tensor_type, self.stored[first:last])
 
     def parts(self, num_rows: int) -> Iterator[BlockMatrix]:
-        """Return the matrix as parts of so many rows, the last of which may have fewer."""
+        """Yield the matrix in parts of ``num_rows`` rows; the last may have fewer."""
         for first in range(0, self.stored.shape[0], num_rows):
             yield self.rows(slice(first, first + num_rows))
 
     def cols(self, index: slice) -> BlockMatrix:
-        """Return some consecutive columns, as a copy, or still to be read.
+        """Return a range of columns, copied or still unread.
 
         :raises UnsupportedQuantizationError: the slice cuts a block
         """
@@ -282,7 +282,7 @@ class BlockMatrix:
         return BlockMatrix(self.tensor_type, self.stored[:, parts].contiguous())
 
     def to(self, device: torch.device) -> BlockMatrix:
-        """Return the same matrix in the memory of a device."""
+        """Return the same matrix on a device."""
         return BlockMatrix(self.tensor_type, self.blocks.to(device))
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -291,7 +291,7 @@ class BlockMatrix:
 
 
 def stacked(matrices: Sequence[BlockMatrix]) -> BlockMatrix | None:
-    """Copy matrices one below the other; return None where they are not all of one type."""
+    """Concatenate matrices by rows; return None if they are not all of one type."""
     first = matrices[0]
     if any(matrix.tensor_type != first.tensor_type for matrix in matrices):
         return None

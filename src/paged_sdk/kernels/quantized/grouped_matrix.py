@@ -1,8 +1,8 @@
-"""Defines matrices of small codes with a scale, and perhaps a minimum, for each group of columns of a row.
+"""Defines matrices of small codes with a scale, and optionally a minimum, for each group of columns of a row.
 
-GPTQ, AWQ, HQQ, MLX's affine weights, bitsandbytes' NF4, FP4 and int8, MXFP4, NVFP4 and FP8 are all such matrices. A
-reader of one of these formats brings its codes to bytes, its scales to float32, and its zero points to minima; what
-multiplies them needs to know no format.
+GPTQ, AWQ, HQQ, MLX's affine weights, bitsandbytes' NF4, FP4 and int8, MXFP4, NVFP4 and FP8 are all such matrices. The
+reader of a format converts codes to bytes, scales to float32 and zero points to minima, so kernels need not know the
+format.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix,
 
 __all__ = ["GroupedMatrix", "UnreadGroupedMatrix", "even_levels", "every_other_row", "rounded_levels"]
 
-_ELEMENTS_AT_ONCE: Final = 1 << 20  # decoded at once: temporaries take some 12 MiB whatever the matrix
+_ELEMENTS_AT_ONCE: Final = 1 << 20  # decoded at once, so that temporaries take some 12 MiB
 
 
 def _bits_of(matrix: GroupedMatrix) -> int:
-    """Return the bits that the levels need, or else the largest code."""
+    """Return the bits of an index into the levels, or without levels those of the largest code."""
     if matrix.levels is not None:
         return max(1, (matrix.levels.numel() - 1).bit_length())
     codes = matrix.codes
@@ -36,16 +36,15 @@ class GroupedMatrix:
     """Holds a matrix in groups; it is a :class:`~paged_sdk.kernels.quantized.stored_matrix.StoredMatrix`.
 
     ``value[r, order[c]] = scales[r, c // group_size] * number + minima[r, c // group_size]``, in float32, where the
-    number is ``codes[r, c]``, or ``levels[codes[r, c]]`` where there are levels.
+    number is ``codes[r, c]``, or ``levels[codes[r, c]]`` if there are levels.
 
     :ivar stored: the codes, given as ``codes``: uint8 ``[rows, cols]``, or packed as in a file
     :ivar scales: float32 ``[rows, groups]``; a row's last group may have fewer columns
     :ivar minima: like ``scales``; None: all are zero
-    :ivar group_size: consecutive columns that share a scale, or more than a row has
-    :ivar levels: float32 ``[2 ** bits]``, what the codes stand for; None: themselves
-    :ivar order: int64 ``[cols]``, the column of the input that each stored column multiplies; None: its own number
-    :ivar bits: codes are below ``2 ** bits``. It is found from levels or codes by default; where it is given it is
-        taken at its word, and what codes have above it counts for nothing
+    :ivar group_size: number of consecutive columns that share a scale; may be larger than a row
+    :ivar levels: float32 ``[2 ** bits]``, the values of codes; None: codes are the numbers
+    :ivar order: int64 ``[cols]``: the input column that each stored column multiplies; None: the columns are in order
+    :ivar bits: bits per code. By default derived from levels or codes; if given, higher bits of codes are ignored
     :raises CheckpointError: parts do not fit each other
     """
 
@@ -79,18 +78,18 @@ class GroupedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return the numbers of rows and of columns."""
+        """Return the number of rows and columns."""
         rows, cols = self.stored.shape
         return rows, cols
 
     @property
     def codes(self) -> Tensor:
-        """Return the codes, uint8 ``[rows, cols]``, which are taken out of their words where they are packed."""
+        """Return the codes, uint8 ``[rows, cols]``, unpacking them if necessary."""
         return self.stored if isinstance(self.stored, Tensor) else self.stored.bytes()
 
     @property
     def num_bytes(self) -> int:
-        """Return how many bytes the parts take where codes are packed to their bits, and scales to 16."""
+        """Return the bytes of the matrix if codes are packed to their bits, and scales and minima take 16 bits."""
         rows, cols = self.stored.shape
         return rows * (-(-cols * self.bits // 8) + 2 * self.scales.shape[1] * (1 + self.has_minima))
 
@@ -105,21 +104,21 @@ class GroupedMatrix:
         return self.minima is not None
 
     def rows(self, index: slice) -> GroupedMatrix:
-        """Return some consecutive rows, which share the memory."""
+        """Return a range of rows, sharing memory."""
         part = slice(*bounds(index, self.shape[0]))
         minima = None if self.minima is None else self.minima[part]
         codes = self.stored[part] if isinstance(self.stored, Tensor) else self.stored.rows(part)
         return evolve(self, codes=codes, scales=self.scales[part], minima=minima)
 
     def parts(self, num_rows: int) -> Iterator[GroupedMatrix]:
-        """Return the matrix as parts of so many rows, the last of which may have fewer."""
+        """Yield the matrix in parts of ``num_rows`` rows; the last may have fewer."""
         for first in range(0, self.shape[0], num_rows):
             yield self.rows(slice(first, first + num_rows))
 
     def cols(self, index: slice) -> GroupedMatrix:
-        """Return some consecutive columns, which share the memory.
+        """Return a range of columns, sharing memory.
 
-        :raises UnsupportedQuantizationError: the slice cuts a group, or columns have an order of their own
+        :raises UnsupportedQuantizationError: the slice cuts a group, or columns are reordered
         """
         cols = self.shape[1]
         first, last = bounds(index, cols)
@@ -134,7 +133,7 @@ class GroupedMatrix:
         return evolve(self, codes=self.codes[:, first:last], scales=self.scales[:, part], minima=minima)
 
     def to(self, device: torch.device) -> GroupedMatrix:
-        """Return the same matrix in the memory of a device, itself where it lies there already."""
+        """Return the same matrix on a device, itself if it is there already."""
         if self.stored.device == device:
             return self
         return evolve(
@@ -167,7 +166,7 @@ class GroupedMatrix:
         return numbers if self.minima is None else numbers.add_(self._of_columns(self.minima[part]))
 
     def _of_columns(self, of_groups: Tensor) -> Tensor:
-        """Repeat what groups have for each of their columns."""
+        """Repeat each group's number for all columns of the group."""
         cols = self.shape[1]
         if of_groups.shape[1] == 1:
             return of_groups
@@ -176,17 +175,17 @@ class GroupedMatrix:
 
 @frozen(eq=False, kw_only=True)
 class UnreadGroupedMatrix:
-    """Stands for a grouped matrix in a file, whose rows are read when they are asked for, each time anew.
+    """Represents a grouped matrix in a file, whose rows are read on each access.
 
-    It is a :class:`~paged_sdk.kernels.quantized.stored_matrix.StoredMatrix` too. What packs a matrix takes it in
-    :meth:`parts`, so that the codes of no more than a few rows ever lie in memory as bytes.
+    It is a :class:`~paged_sdk.kernels.quantized.stored_matrix.StoredMatrix` too. Packing takes it in :meth:`parts`, so
+    that only a few rows' codes are in memory as bytes at a time.
 
     :ivar shape: rows and columns
-    :ivar read: returns the rows from one number on and before another, all with the same ``group_size``, ``levels``,
-        ``order`` and ``bits``, and with or without minima
+    :ivar read: returns the rows from a first to a last (exclusive), always with the same ``group_size``, ``levels``,
+        ``order``, ``bits`` and ``has_minima``
     :ivar group_size: see :class:`GroupedMatrix`; ``levels``, ``order`` and ``bits`` likewise
     :ivar has_minima: whether groups have minima
-    :ivar first: what is added to numbers of rows before they are read
+    :ivar first: offset of the matrix's first row, added to row numbers passed to ``read``
     """
 
     shape: tuple[int, int]
@@ -213,7 +212,7 @@ class UnreadGroupedMatrix:
     def matrix(self) -> GroupedMatrix:
         """Read all rows.
 
-        :raises CheckpointError: what is read is not what was announced
+        :raises CheckpointError: shape, group size, bits or minima differ from those announced
         """
         found = self.read(self.first, self.first + self.shape[0])
         announced = (self.shape, self.group_size, self.bits, self.has_minima)
@@ -225,12 +224,12 @@ class UnreadGroupedMatrix:
         return found
 
     def rows(self, index: slice) -> UnreadGroupedMatrix:
-        """Return some consecutive rows, which are not read either."""
+        """Return a range of rows, still unread."""
         first, last = bounds(index, self.shape[0])
         return evolve(self, shape=(last - first, self.shape[1]), first=self.first + first)
 
     def parts(self, num_rows: int) -> Iterator[GroupedMatrix]:
-        """Read the matrix in parts of so many rows, the last of which may have fewer."""
+        """Read and yield the matrix in parts of ``num_rows`` rows; the last may have fewer."""
         for first in range(0, self.shape[0], num_rows):
             yield self.rows(slice(first, first + num_rows)).matrix()
 
@@ -239,7 +238,7 @@ class UnreadGroupedMatrix:
         return self.matrix().cols(index)
 
     def to(self, device: torch.device) -> GroupedMatrix:
-        """Read the matrix into the memory of a device."""
+        """Read the matrix, and copy it to a device."""
         return self.matrix().to(device)
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -254,7 +253,9 @@ class UnreadGroupedMatrix:
 
 
 def every_other_row(matrix: StoredMatrix, first: int) -> StoredMatrix:
-    """Return a copy of every second row of a matrix, from row ``first`` on; rows of codes stay so."""
+    """Return a copy of every second row of a matrix, from row ``first`` on. Grouped matrices stay grouped; others
+    become dense.
+    """
     if isinstance(matrix, UnreadGroupedMatrix):
         matrix = matrix.matrix()
     if not isinstance(matrix, GroupedMatrix):
@@ -270,21 +271,21 @@ def every_other_row(matrix: StoredMatrix, first: int) -> StoredMatrix:
 
 
 def even_levels(levels: Tensor) -> tuple[float, float] | None:
-    """Return the first of levels and the distance between them; None: it is not the same everywhere."""
+    """Return the first level and the distance between levels, or None if they are not evenly spaced."""
     start, step = float(levels[0]), float(levels[1] - levels[0])
     even = start + step * torch.arange(len(levels), dtype=torch.float64, device=levels.device)
     return (start, step) if step != 0 and torch.equal(even.float(), levels) else None
 
 
 def rounded_levels(levels: Tensor) -> tuple[Tensor, float]:
-    """Return levels as int8 numbers plus 128, uint8 [16], and what they were multiplied by."""
+    """Round levels times a factor to int8; return these plus 128, uint8 [16], and the factor."""
     numbers = torch.zeros(16, dtype=torch.float64)
     device = levels.device
     numbers[: len(levels)] = levels.double().cpu()
     largest = float(numbers.abs().max())
     if not 0 < largest < float("inf"):
         return torch.full((16,), 128, dtype=torch.uint8, device=device), 1.0
-    # The largest level becomes a number from 64 to 127; more of them have more to round to.
+    # Factors for which the largest level becomes 64 to 127, in steps of 1/16; the one with the least error is chosen.
     codes = torch.round(torch.arange(127 * 16, 64 * 16 - 1, -1).unsqueeze(1) / 16 * (numbers / largest))
     factors = (codes * numbers).sum(1) / numbers.square().sum()
     best = int((codes / factors.unsqueeze(1) - numbers).square().sum(1).argmin())
@@ -297,7 +298,7 @@ def _check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
 
 
 def _check_order(order: Tensor) -> None:
-    """Check that each column of the input has one place."""
+    """Check that an order is a permutation."""
     if order.is_meta or not order.numel():
         return
     lowest, highest = order.aminmax()
@@ -306,8 +307,8 @@ def _check_order(order: Tensor) -> None:
         raise CheckpointError(f"the order of a matrix's {cols} columns does not name each of them once")
 
 
-def _misfit(name: str, tensor: Tensor, due: str) -> CheckpointError:
-    return CheckpointError(f"{name} of a grouped matrix are {tensor.dtype} {list(tensor.shape)}: due are {due}")
+def _misfit(name: str, tensor: Tensor, expected: str) -> CheckpointError:
+    return CheckpointError(f"{name} of a grouped matrix are {tensor.dtype} {list(tensor.shape)}: expected {expected}")
 
 
 def _uncut(matrix: GroupedMatrix, first: int, last: int, why: str) -> UnsupportedQuantizationError:

@@ -1,7 +1,7 @@
-"""Defines codes of a few bits as checkpoints pack them.
+"""Defines the forms in which checkpoints pack codes of a few bits.
 
-They are taken out to bytes by torch here, or by the native library while it packs a matrix
-(``csrc/codes.h``), which makes no tensor of bytes.
+Codes are unpacked to bytes by torch here, or by the native library while it packs a matrix (``csrc/codes.h``), without
+a tensor of bytes.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from paged_sdk.kernels.quantized.stored_matrix import bounds
 __all__ = ["CodeForm", "PackedCodes", "unpacked"]
 
 _EIGHT: Final = 8
-# The place within its word of each of eight rows' codes, in AWQ.
+# The position within a word of each of eight rows' codes, in AWQ.
 _PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class CodeForm(Enum):
-    """Says how the codes of a matrix lie in a tensor."""
+    """Names the layouts of a matrix's codes in a tensor."""
 
     STREAM = "stream"
-    """``[rows, words]`` of any integers: a row's codes follow one another from the lowest bit of its bytes on."""
+    """``[rows, words]`` of any integers: a row is a stream of bits from the lowest bit of its first byte on."""
     COLUMNS = "columns"
     """int32 ``[words, rows]``: the same stream, down a column."""
     HIGH_FIRST = "high first"
-    """uint8 ``[rows, bytes]``: two codes of 4 bits in a byte, the first in its high half."""
+    """uint8 ``[rows, bytes]``: two 4-bit codes per byte, the first in the high nibble."""
     SIGNED = "signed"
-    """int8 ``[rows, cols]``, of numbers that are codes less 128."""
+    """int8 ``[rows, cols]``: codes minus 128."""
     OF_EIGHT_ROWS = "of eight rows"
-    """int32 ``[cols, rows / 8]``: codes of 4 bits, those of rows 0 2 4 6 1 3 5 7 from a word's lowest bits on."""
+    """int32 ``[cols, rows / 8]``: 4-bit codes of rows 0 2 4 6 1 3 5 7, from a word's lowest bits on (AWQ)."""
 
 
 @frozen(eq=False, kw_only=True)
 class PackedCodes:
-    """Holds the codes of a matrix as a file does.
+    """Holds the codes of a matrix as a file packs them.
 
-    :ivar words: as ``form`` says
+    :ivar words: the packed codes, laid out as ``form``
     :ivar shape: rows and columns of the codes
-    :ivar bits: of a code, 1 to 8
-    :raises CheckpointError: there are not so many words
+    :ivar bits: bits per code, 1 to 8
+    :raises CheckpointError: the shape or dtype of ``words`` does not fit
     """
 
     words: Tensor
@@ -71,11 +71,11 @@ class PackedCodes:
 
     @property
     def device(self) -> torch.device:
-        """Return where the words are."""
+        """Return the device of the words."""
         return self.words.device
 
     def rows(self, index: slice) -> PackedCodes | Tensor:
-        """Return some consecutive rows: of the words where these do not share any, else as bytes."""
+        """Return a range of rows: packed, sharing memory, or unpacked if the range cuts a word of several rows."""
         first, last = bounds(index, self.shape[0])
         shape = (last - first, self.shape[1])
         match self.form:
@@ -107,12 +107,12 @@ class PackedCodes:
 
 
 def unpacked(packed: Tensor, bits: int) -> Tensor:
-    """Return the codes of a bit stream per row, whose words are little-endian.
+    """Unpack one bit stream per row, with little-endian words.
 
-    :param packed: of any integer type, ``[rows, words]``; a row's bits are a multiple of 8 codes, or what is left over
-        is no code
-    :param bits: of a code, 1 to 8
-    :returns: uint8 ``[rows, codes]``
+    :param packed: of any integer type, ``[rows, words]``
+    :param bits: bits per code, 1 to 8
+    :returns: uint8 ``[rows, codes]`` on the device of ``packed``; bits after the last multiple of 8 codes are dropped
+        unless ``bits`` divides 8
     """
     stream = packed.contiguous().view(torch.uint8)
     rows, num_bytes = stream.shape
@@ -121,9 +121,9 @@ def unpacked(packed: Tensor, bits: int) -> Tensor:
     if 8 % bits == 0:
         mask = (1 << bits) - 1
         return torch.stack([stream >> shift & mask for shift in range(0, 8, bits)], dim=2).view(rows, -1)
-    # As many bytes as a code has bits hold 8 codes, of which some lie across two bytes.
+    # 8 codes take ``bits`` bytes; some codes cross a byte boundary.
     units = stream[:, : num_bytes // bits * bits].reshape(rows, -1, bits)
-    codes = torch.empty(rows, units.shape[1], 8, dtype=torch.uint8)
+    codes = units.new_empty(rows, units.shape[1], 8)
     wide = units.short()
     for index in range(8):
         byte, shift = divmod(index * bits, 8)

@@ -1,15 +1,15 @@
-"""Quantizes dense weights to GGUF blocks by torch's operations, on any device; it defines in-situ quantization.
+"""Quantizes dense weights to GGUF blocks with torch operations, on any device; this defines in-situ quantization.
 
-A group of 32 weights (16 in Q2_K, Q3_K and Q6_K) takes the scale, and minimum where the format has one, of the smallest
-squared error among some twenty roundings, each with its least-squares fit; every weight then takes the code that is
-nearest with the scales as they are stored. The block layouts are ggml's (``ggml-common.h``).
+For each group of 32 weights (16 in Q2_K, Q3_K and Q6_K), some twenty roundings to codes are tried, each with the
+least-squares fit of its scale (and minimum, if the format has one). The fit with the smallest squared error is stored,
+and every weight gets the nearest code given the stored scales. The block layouts are ggml's (``ggml-common.h``).
 
-The native library does the same many times faster, and gives the same bits on every instruction set. Sums that depend
-on their order are written out, and no tensor is divided by a Python number, for which CUDA multiplies by a rounded
-inverse: so every device gives these bits.
+The native library does the same many times faster, with bit-identical results on every instruction set. Results are
+also the same on every device: order-dependent sums are written out, and no tensor is divided by a Python number, which
+CUDA replaces by multiplication with a rounded inverse.
 
-Where columns have an importance (the mean square of what they are multiplied by), squared errors are weighted by it:
-their sum is then near that of the outputs' errors.
+If columns have an importance (the mean square of their activations), squared errors are weighted by it, so that their
+sum approximates that of the outputs' errors.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ __all__ = [
 _LARGEST: Final = 32768.0  # the scale of larger weights might overflow a float16
 _WEIGHTS_AT_ONCE: Final = 1 << 17  # temporaries of 512 KiB, which stay in the cache
 _LAUNCHED_AT_ONCE: Final = 1 << 24  # temporaries of 64 MiB, some eight at a time
-_GROUPS_OF_16: Final = frozenset({"Q2_K", "Q3_K", "Q6_K"})  # elsewhere 32 weights are fitted together
+_GROUPS_OF_16: Final = frozenset({"Q2_K", "Q3_K", "Q6_K"})  # groups of other types have 32 weights
 
 
 def quantize_blocks_reference(weight: Tensor, tensor_type: int, importance: Tensor | None = None) -> Tensor:
-    """Quantize a matrix to the blocks that a GGUF file would hold.
+    """Quantize a matrix to GGUF blocks.
 
     :param weight: ``[rows, columns]`` of a floating point dtype
     :param tensor_type: ggml's number of the type, one of :data:`QUANTIZED_TYPES`
-    :param importance: float32 ``[columns]``, how much an error in each column counts: positive, about 1 on average;
-        None: all count alike
+    :param importance: float32 ``[columns]``: weights of the columns' squared errors, positive and about 1 on average;
+        None: equal weights
     :returns: uint8 ``[rows, bytes of a row]`` on the weight's device
     :raises UnsupportedQuantizationError: the type cannot be written, or the columns are no multiple of its block
-    :raises CheckpointError: ``weight`` holds NaN, Inf or numbers above 32,768
+    :raises CheckpointError: ``weight`` has NaN, Inf or magnitudes above 32,768
     """
     rows, cols = weight.shape
     form = writable_format(tensor_type, cols)
     out = weight.new_empty(rows, cols // form.elements * form.num_bytes, dtype=torch.uint8)
     for part, values in float_parts(weight, weights_at_once(weight.device, on_cpu=_WEIGHTS_AT_ONCE)):
-        # Groups lie in columns, so that an operation on all groups at once takes consecutive numbers.
+        # Groups are columns, so that operations over all groups access consecutive numbers.
         group = 16 if form.name in _GROUPS_OF_16 else 32
         blocks = _WRITERS[tensor_type](_in_groups(values, group), _weights(importance, values, group))
         out[part] = blocks.view(len(values), -1)
@@ -71,10 +71,10 @@ def quantize_blocks_reference(weight: Tensor, tensor_type: int, importance: Tens
 
 
 def float_parts(weight: Tensor, at_once: int) -> Iterator[tuple[slice, Tensor]]:
-    """Return which rows of a matrix are quantized together, and their weights in float32.
+    """Yield ranges of rows to quantize together, and their weights in float32.
 
-    :param at_once: about how many weights
-    :raises CheckpointError: there are NaN, Inf or numbers above 32,768
+    :param at_once: approximate number of weights in a range
+    :raises CheckpointError: a weight is NaN, Inf or of a magnitude above 32,768
     """
     step = max(1, at_once // weight.shape[1])
     for first in range(0, len(weight), step):
@@ -86,12 +86,12 @@ def float_parts(weight: Tensor, at_once: int) -> Iterator[tuple[slice, Tensor]]:
 
 
 def weights_at_once(device: torch.device, *, on_cpu: int) -> int:
-    """Return how many weights are to be quantized at once on a device; what comes of them does not depend on it.
+    """Return the number of weights to quantize at once on a device. Results do not depend on it.
 
-    On the CPU temporaries stay in the cache if they are few. Elsewhere each piece is a wait and so many launches (Q4_K
-    2,200, Q6_K 970, HQQ 300) that 131,072 weights would not keep a device busy while the host makes them.
+    On the CPU, small parts keep temporaries in the cache. On other devices each part costs a synchronization and many
+    launches (Q4_K 2,200, Q6_K 970, HQQ 300), during which 131,072 weights would not keep the device busy.
 
-    :param on_cpu: so many on the CPU
+    :param on_cpu: the number for the CPU
     """
     return on_cpu if device.type == "cpu" else max(on_cpu, _LAUNCHED_AT_ONCE)
 
@@ -101,12 +101,12 @@ def _in_groups(values: Tensor, group: int) -> Tensor:
 
 
 def _weights(importance: Tensor | None, values: Tensor, group: int) -> Tensor | None:
-    """Return the weights of the squares of a matrix's errors, laid out as its groups are."""
+    """Return the weights of squared errors in the layout of the groups, or None without importance."""
     return None if importance is None else _in_groups(importance.to(values).expand_as(values), group)
 
 
 def writable_format(tensor_type: int, cols: int) -> BlockFormat:
-    """Return the format that rows of so many columns are quantized to.
+    """Return a type's format if rows of ``cols`` columns can be quantized to it.
 
     :raises UnsupportedQuantizationError: the type cannot be written, or the columns are no multiple of its block
     """
@@ -125,7 +125,7 @@ def writable_format(tensor_type: int, cols: int) -> BlockFormat:
 
 
 def not_finite() -> CheckpointError:
-    """Return the error of a weight that no scale fits."""
+    """Return the error of a weight that cannot be quantized."""
     return CheckpointError("a weight cannot be quantized: it holds NaN, Inf or numbers above 32,768")
 
 
@@ -135,13 +135,15 @@ def _halves(values: Tensor) -> Tensor:
 
 
 def _join_nibbles(q: Tensor, group: int) -> Tensor:
-    """Pack the low 4 bits of two codes into a byte: each ``2 * group`` begin with the low. [n, b] -> [n, b / 2]."""
+    """Pack the low 4 bits of two codes per byte; of ``2 * group`` codes, the first are low nibbles. Inverse of
+    :func:`~paged_sdk.kernels.quantized.block_bits.nibbles`. [n, b] -> [n, b / 2].
+    """
     parts = q.reshape(len(q), -1, 2, group) & 15
     return (parts[:, :, 0] | parts[:, :, 1] << 4).reshape(len(q), -1)
 
 
 def _join_fifth_bits(q: Tensor) -> Tensor:
-    """Pack the fifth bit of 32 codes, in their order. ``[n, 32] -> [n, 4]``."""
+    """Pack the fifth bits of 32 codes, in order. ``[n, 32] -> [n, 4]``."""
     shifts = torch.arange(8, dtype=torch.uint8, device=q.device)
     return ((q >> 4 & 1).view(len(q), 4, 8) << shifts).sum(2, dtype=torch.uint8)
 
@@ -150,7 +152,7 @@ _Writer: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 
 
 def _legacy(levels: int, *, affine: bool) -> _Writer:
-    """Return what writes a format with a float16 scale, and if affine a minimum, for each group of 32."""
+    """Return the writer of a format with a float16 scale, and a minimum if affine, per group of 32."""
     half = (levels + 1) / 2
 
     def write(x: Tensor, w: Tensor | None) -> Tensor:
@@ -170,19 +172,21 @@ def _legacy(levels: int, *, affine: bool) -> _Writer:
 
 
 def _join_pairs(q: Tensor, group: int) -> Tensor:
-    """Pack 2 bits of four codes into a byte: each ``4 * group`` begin with the lowest. [n, b] -> [n, b / 4]."""
+    """Pack the low 2 bits of four codes per byte; of ``4 * group`` codes, the first are in the lowest bits. Inverse of
+    :func:`~paged_sdk.kernels.quantized.block_bits.bit_pairs`. [n, b] -> [n, b / 4].
+    """
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=q.device)[:, None]
     return ((q & 3).view(len(q), -1, 4, group) << shifts).sum(2, dtype=torch.uint8).view(len(q), -1)
 
 
 def _join_planes(bits: Tensor) -> Tensor:
-    """Pack single bits, 32 of each group of a block in the same bit of 32 bytes. ``[n, 256] -> [n, 32]``."""
+    """Pack single bits: the 32 bits of group i of a block become bit i of 32 bytes. ``[n, 256] -> [n, 32]``."""
     shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)[:, None]
     return (bits.view(-1, 8, 32) << shifts).sum(1, dtype=torch.uint8)
 
 
 def _k(levels: int) -> _Writer:
-    """Return what writes a K format of eight groups of 32 in a block, with six-bit scales and minima."""
+    """Return the writer of a K format with eight groups of 32 per block, and 6-bit scales and minima."""
 
     def write(x: Tensor, w: Tensor | None) -> Tensor:
         stored = fit_blocks(x, w, levels, 63)
@@ -198,7 +202,7 @@ def _k(levels: int) -> _Writer:
 
 
 def _q2_k(x: Tensor, w: Tensor | None) -> Tensor:
-    """Write Q2_K: sixteen groups of 16 in a block, with four-bit scales and minima."""
+    """Write Q2_K: sixteen groups of 16 per block, with 4-bit scales and minima."""
     stored = fit_blocks(x, w, 3, 15)
     q = encode(x, stored.fit(), 0, 3).view(-1, 256)
     numbers = stored.scales.to(torch.uint8) | stored.minima.to(torch.uint8) << 4
@@ -206,7 +210,7 @@ def _q2_k(x: Tensor, w: Tensor | None) -> Tensor:
 
 
 def _q3_k(x: Tensor, w: Tensor | None) -> Tensor:
-    """Write Q3_K: six-bit signed scales, the low four bits of scales 0-7 and 8-15 in the halves of eight bytes."""
+    """Write Q3_K: 6-bit signed scales, whose low 4 bits are the low (0-7) and high (8-15) nibbles of eight bytes."""
     unit, numbers, q = fit_signed(x, w, 4, -32)
     s = (numbers + 32).to(torch.uint8)
     scales = [_join_nibbles(s, 8), _join_pairs(s >> 4, 4)]
@@ -220,8 +224,8 @@ def _q6_k(x: Tensor, w: Tensor | None) -> Tensor:
     return torch.cat([_join_nibbles(q, 64), _join_pairs(q >> 4, 32), scales, _halves(unit)], dim=1)
 
 
-#: It maps ggml's number of a type to what writes its blocks, of weights and those of their squares: float32 [weights of
-#: a group, groups] each -> uint8.
+#: Maps ggml's number of a type to the function that writes its blocks (uint8) from weights and the weights of their
+#: squared errors, float32 [weights of a group, groups] each.
 _WRITERS: Mapping[int, _Writer] = MappingProxyType(
     {
         tensor_type_of(name): write
@@ -241,4 +245,4 @@ _WRITERS: Mapping[int, _Writer] = MappingProxyType(
 )
 
 QUANTIZED_TYPES: Final = frozenset(_WRITERS)
-"""Weights can be quantized to the types with these numbers of ggml's."""
+"""ggml's numbers of the types that weights can be quantized to."""

@@ -1,7 +1,7 @@
-"""Quantizes dense weights to grouped matrices by torch's operations: the types that no GGUF block holds.
+"""Quantizes dense weights to grouped matrices with torch operations: the in-situ types that are not GGUF blocks.
 
-Scales and minima are rounded to float16 before codes are chosen, so that what is packed in 16 bits is what codes were
-chosen for.
+Scales and minima of groups of 64 are rounded before codes are chosen, to float16 or (minima) to multiples of the scale,
+so that packing them in 16 bits changes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 GROUP: Final = 64
-"""So many consecutive weights of a row share a scale."""
+"""Number of consecutive weights of a row that share a scale."""
 
 #: The quantiles of a normal distribution, scaled to 1, with an exact zero: QLoRA, Dettmers et al., 2023, arXiv
 #: 2305.14314, appendix E.
@@ -39,12 +39,12 @@ NF4_LEVELS: Final = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 
-#: bitsandbytes' 4-bit floats: a sign, two bits of exponent and one of mantissa, over 12.
+#: bitsandbytes' 4-bit floats: a sign, two bits of exponent and one of mantissa, divided by 12.
 FP4_LEVELS: Final = tuple(
     sign * number for sign in (1.0, -1.0) for number in (0.0, 0.0625 / 12, 8 / 12, 1.0, 4 / 12, 6 / 12, 2 / 12, 3 / 12)
 )
 
-_SMALLEST: Final = 1e-7  # ranges below it are rounded to zero by float16, of which none smaller is normal
+_SMALLEST: Final = 1e-7  # smallest scale: above the smallest float16 number, 6e-8, so that it does not round to zero
 _WEIGHTS_AT_ONCE: Final = 1 << 18  # temporaries of 1 MiB, which stay in the cache
 
 # Half-quadratic optimization (Badri & Shaji, 2023): the error's norm, the weight of its split, and how that grows.
@@ -55,11 +55,11 @@ _ROUNDS: Final = 12  # after which the error of normal weights is within 0.02 % 
 
 
 def quantize_affine(weight: Tensor, bits: int) -> GroupedMatrix:
-    """Quantize with a scale and a minimum for 64 weights, as MLX does: the end of a group's range that is further from
-    zero keeps its value, and zero has a code. Where a least-squares fit to these codes is nearer, it is taken instead.
+    """Quantize with a scale and a minimum per 64 weights, as MLX does: the end of a group's range with the larger
+    magnitude is exact, and zero has a code. If a least-squares fit to these codes has a smaller error, it is used.
 
-    :param weight: ``[rows, cols]`` float32
-    :raises CheckpointError: it holds NaN, Inf or numbers above 32,768; in the other functions likewise
+    :param weight: ``[rows, cols]`` of a floating point dtype; in the other functions likewise
+    :raises CheckpointError: a weight is NaN, Inf or of a magnitude above 32,768; in the other functions likewise
     """
     levels = float((1 << bits) - 1)
 
@@ -71,7 +71,7 @@ def quantize_affine(weight: Tensor, bits: int) -> GroupedMatrix:
         step = torch.where(is_low, step, -step)
         zero = (edge / step).round()
         scale = _half(torch.where(zero != 0, edge / torch.where(zero != 0, zero, 1.0), step))
-        # Exact in float32, so that zero stays zero; a range that zero is far from keeps its end.
+        # Exact in float32, so that zero stays zero; if zero is outside the codes' range, the end of the range is kept.
         minimum = torch.where(zero.abs() <= levels, scale * zero, _half(edge))
         codes = _codes(x, scale, minimum, levels)
         best = _error(x, codes, scale, minimum)
@@ -92,8 +92,8 @@ def quantize_affine(weight: Tensor, bits: int) -> GroupedMatrix:
 
 
 def quantize_half_quadratic(weight: Tensor, bits: int) -> GroupedMatrix:
-    """Quantize with a scale and a zero point for 64 weights: the scale spans the group's range, and the zero point is
-    optimized for few large errors (half-quadratic quantization, Badri & Shaji, 2023).
+    """Quantize with a scale and a zero point per 64 weights: the scale spans the group's range, and the zero point is
+    optimized under a norm that tolerates outliers (half-quadratic quantization, HQQ, Badri & Shaji, 2023).
     """
     levels = float((1 << bits) - 1)
 
@@ -109,7 +109,7 @@ def quantize_half_quadratic(weight: Tensor, bits: int) -> GroupedMatrix:
             size = error.abs()
             total = size.mean(-1, keepdim=True)
             best_zero, least = torch.where(total < least, zero, best_zero), torch.minimum(total, least)
-            # The error that the norm's proximal operator leaves, which is zero for small ones.
+            # The norm's proximal operator shrinks errors, small ones to zero.
             kept = (size - size.clamp_min(1e-12).pow(_NORM - 1) / split).clamp_min_(0).copysign_(error)
             zero = (codes - (x - kept) * inverse).mean(-1, keepdim=True)
             split *= _GROWTH
@@ -120,7 +120,7 @@ def quantize_half_quadratic(weight: Tensor, bits: int) -> GroupedMatrix:
 
 
 def quantize_levels(weight: Tensor, levels: tuple[float, ...]) -> GroupedMatrix:
-    """Quantize to the nearest of sixteen levels, times the largest magnitude of 64 weights, as bitsandbytes does."""
+    """Quantize to the nearest of 16 levels, scaled by the largest magnitude of 64 weights, as bitsandbytes does."""
     table = torch.tensor(levels, device=weight.device)
     between, numbers = between_levels(table)
 
@@ -133,13 +133,13 @@ def quantize_levels(weight: Tensor, levels: tuple[float, ...]) -> GroupedMatrix:
 
 
 def between_levels(levels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what lies half way between levels in ascending order, and the codes of these, uint8."""
+    """Sort levels; return the midpoints between neighbours, and the codes of the sorted levels, uint8."""
     ordered, numbers = levels.sort()
     return (ordered[1:] + ordered[:-1]) / 2, numbers.to(torch.uint8)
 
 
 def quantize_rows(weight: Tensor) -> GroupedMatrix:
-    """Quantize to int8 with one scale for a row, whose largest magnitude becomes 127."""
+    """Quantize to int8 with one scale per row, whose largest magnitude becomes 127."""
 
     def fit(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scale = x.abs().amax(-1, keepdim=True) / 127
@@ -150,9 +150,9 @@ def quantize_rows(weight: Tensor) -> GroupedMatrix:
 
 
 def quantize_fp8(weight: Tensor) -> GroupedMatrix:
-    """Quantize to f8e4m3 with one scale for a row, whose largest magnitude becomes 448."""
+    """Quantize to f8e4m3 with one scale per row, whose largest magnitude becomes 448."""
     every = torch.arange(256, dtype=torch.uint8, device=weight.device)
-    levels = every.view(torch.float8_e4m3fn).float().nan_to_num(0.0)  # two codes are NaN, which no weight takes
+    levels = every.view(torch.float8_e4m3fn).float().nan_to_num(0.0)  # two codes are NaN, which no weight gets
 
     def fit(x: Tensor) -> tuple[Tensor, Tensor, None]:
         scale = x.abs().amax(-1, keepdim=True) / F8E4M3_MAX
@@ -170,7 +170,7 @@ def _grouped(
     group: int = GROUP,
     levels: Tensor | None = None,
 ) -> GroupedMatrix:
-    """Fit some rows at a time.
+    """Quantize a matrix some rows at a time.
 
     :param fit: returns codes, scales and minima of groups: ``[..., group]`` -> ``[..., group]``, ``[..., 1]``,
         ``[..., 1]``
@@ -192,7 +192,7 @@ def _grouped(
 
 
 def _runs(cols: int, group: int) -> Iterator[tuple[slice, slice]]:
-    """Return columns and the groups that they make: the whole groups, and the last that has fewer."""
+    """Yield ranges of columns with the range of their groups: full groups, then the last group if it is shorter."""
     whole = cols // group
     if whole:
         yield slice(0, whole * group), slice(0, whole)

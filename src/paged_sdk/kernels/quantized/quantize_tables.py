@@ -1,10 +1,8 @@
-"""Quantizes dense weights to GGUF blocks whose codes name entries of a table.
+"""Quantizes dense weights to GGUF blocks whose codes index a table: IQ4_NL, IQ4_XS, MXFP4, TQ1_0 and TQ2_0.
 
-These are IQ4_NL, IQ4_XS, MXFP4, TQ1_0 and TQ2_0.
-
-A group of weights takes the scale of the smallest squared error among several roundings, each with its least-squares
-fit; every weight then takes the nearest entry with the scale as it is stored. The layouts are those that
-:mod:`paged_sdk.kernels.quantized.codebook_blocks` decodes.
+For each group of weights several roundings are tried, most of them with a least-squares fit of the scale, and the scale
+with the smallest squared error is stored. Every weight then gets the nearest entry given the stored scale. The layouts
+are those that :mod:`paged_sdk.kernels.quantized.codebook_blocks` decodes.
 """
 
 from __future__ import annotations
@@ -25,20 +23,20 @@ __all__ = ["TABLE_TYPES", "quantize_table_blocks"]
 
 _TINY: Final = 1e-30
 _WEIGHTS_AT_ONCE: Final = 1 << 17
-_THRESHOLDS: Final = 20  # of a ternary block's range
-_SCALES: Final = tuple(0.05 * step for step in range(-5, 6))  # how far from the range's own, both ways
+_THRESHOLDS: Final = 20  # tried for a ternary block, evenly spaced over its range
+_SCALES: Final = tuple(0.05 * step for step in range(-5, 6))  # relative deviations from the scale that fits the range
 
 
 def quantize_table_blocks(weight: Tensor, tensor_type: int, importance: Tensor | None = None) -> Tensor:
-    """Quantize a matrix to the blocks that a GGUF file would hold.
+    """Quantize a matrix to GGUF blocks.
 
     :param weight: ``[rows, columns]`` of a floating point dtype
     :param tensor_type: ggml's number of the type, one of :data:`TABLE_TYPES`
-    :param importance: float32 ``[columns]``, how much an error in each column counts: positive, about 1 on average;
-        None: all count alike
-    :returns: uint8 ``[rows, bytes of a row]``
+    :param importance: float32 ``[columns]``: weights of the columns' squared errors, positive and about 1 on average;
+        None: equal weights
+    :returns: uint8 ``[rows, bytes of a row]`` on the weight's device
     :raises UnsupportedQuantizationError: the type is another, or the columns are no multiple of its block
-    :raises CheckpointError: ``weight`` holds NaN, Inf or numbers above 32,768
+    :raises CheckpointError: ``weight`` has NaN, Inf or magnitudes above 32,768
     """
     rows, cols = weight.shape
     write, form = _WRITERS.get(tensor_type), BLOCK_FORMATS.get(tensor_type)
@@ -55,12 +53,12 @@ def quantize_table_blocks(weight: Tensor, tensor_type: int, importance: Tensor |
 
 
 def _quotient(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a / b``, and 0 where b is about 0."""
+    """Return ``a / b``, or 0 where b is nearly 0."""
     return torch.where(b.abs() > _TINY, a / torch.where(b.abs() > _TINY, b, 1.0), 0.0)
 
 
 def _nearest(x: Tensor, scale: Tensor, table: Tensor) -> Tensor:
-    """Return the places in an ascending table whose entries times a group's scale are nearest, as ``x`` has them."""
+    """Return for each element of ``x`` the index of the nearest entry of an ascending table times its group's scale."""
     middles = (table[1:] + table[:-1]) / 2
     return torch.bucketize(_quotient(x, scale.unsqueeze(1).expand_as(x)), middles)
 
@@ -70,15 +68,15 @@ def _times(values: Tensor, w: Tensor | None) -> Tensor:
 
 
 def _fitted(x: Tensor, w: Tensor | None) -> Tensor:
-    """Return the scale for each group of weights by IQ4's table, ``[groups]``: of either sign, as the table has two
-    ends.
+    """Return each group's best scale for IQ4's table, ``[groups]``. Both signs are tried, since the table is not
+    symmetric.
 
-    :param w: what squares of errors are weighted by, as ``x`` has them; in the others likewise
+    :param w: weights of squared errors, in the shape of ``x``; None: equal weights; in the other functions likewise
     """
-    entries = torch.tensor(IQ4_VALUES, dtype=torch.float32)
-    # Between two entries lie whole and half numbers: the nearest entry of each half number is looked up, for 0.6 ns a
-    # weight, where a search among the middles takes 20.
-    halves = torch.arange(2 * IQ4_VALUES[0], 2 * IQ4_VALUES[-1] + 1) / 2 + 0.25
+    entries = x.new_tensor(IQ4_VALUES)
+    # The midpoints of entries are integers or half-integers, so a lookup table with steps of 1/2 gives the nearest
+    # entry: 0.6 ns per weight, where a search among the midpoints takes 20.
+    halves = torch.arange(2 * IQ4_VALUES[0], 2 * IQ4_VALUES[-1] + 1, device=x.device) / 2 + 0.25
     nearest = entries[(halves[:, None] - entries).abs().argmin(1)]
     furthest = x.gather(1, x.abs().argmax(1, keepdim=True))[:, 0]
     best, most = torch.zeros_like(furthest), torch.zeros_like(furthest)
@@ -95,7 +93,7 @@ def _fitted(x: Tensor, w: Tensor | None) -> Tensor:
 
 
 def _joined(codes: Tensor) -> Tensor:
-    """Pack codes of 4 bits: of each 32 the first half in the low bits. ``[n, 32] -> [n, 16]``."""
+    """Pack 32 4-bit codes, the first 16 in the low nibbles. ``[n, 32] -> [n, 16]``."""
     q = codes.to(torch.uint8)
     return q[:, :16] | q[:, 16:] << 4
 
@@ -105,14 +103,14 @@ def _halves(values: Tensor) -> Tensor:
 
 
 def _iq4_nl(x: Tensor, w: Tensor | None) -> Tensor:
-    table = torch.tensor(IQ4_VALUES, dtype=torch.float32)
+    table = x.new_tensor(IQ4_VALUES)
     scale = _fitted(x, w).half()
     return torch.cat([_halves(scale), _joined(_nearest(x, scale.float(), table))], dim=1)
 
 
 def _iq4_xs(x: Tensor, w: Tensor | None) -> Tensor:
-    """Write 256 weights with a scale for each 32: six bits, less 32, times a float16."""
-    table = torch.tensor(IQ4_VALUES, dtype=torch.float32)
+    """Write blocks of 256 weights with a scale per 32: a 6-bit number, minus 32, times a float16."""
+    table = x.new_tensor(IQ4_VALUES)
     groups = x.reshape(-1, 32)
     scales = _fitted(groups, None if w is None else w.reshape(-1, 32)).view(-1, 8)
     largest = scales.gather(1, scales.abs().argmax(1, keepdim=True))[:, 0]
@@ -121,13 +119,13 @@ def _iq4_xs(x: Tensor, w: Tensor | None) -> Tensor:
     codes = _joined(_nearest(groups, (unit.float()[:, None] * numbers).flatten(), table))
     six = (numbers + 32).to(torch.uint8)
     low = six[:, 0::2] & 15 | six[:, 1::2] << 4
-    pairs = (six >> 4).view(-1, 2, 4) << torch.tensor((0, 2, 4, 6), dtype=torch.uint8)
+    pairs = (six >> 4).view(-1, 2, 4) << six.new_tensor((0, 2, 4, 6))
     return torch.cat([_halves(unit), pairs.sum(2, dtype=torch.uint8), low, codes.view(len(x), -1)], dim=1)
 
 
 def _mxfp4(x: Tensor, w: Tensor | None) -> Tensor:
-    """Write 32 weights whose scale is a power of two: of three that come near the range, the one of the least error."""
-    ascending, order = torch.tensor(E2M1_VALUES, dtype=torch.float32).sort(stable=True)
+    """Write blocks of 32 weights whose scale is a power of two: of three near the range, that with the least error."""
+    ascending, order = x.new_tensor(E2M1_VALUES).sort(stable=True)
     # The scale puts the largest weight between the two largest entries, 4 and 6, which are doubled in the table.
     power = torch.frexp(x.abs().amax(1).clamp_min(2.0**-120)).exponent - 3
     best, error, codes = power, torch.full_like(x[:, 0], torch.inf), torch.zeros_like(x, dtype=torch.int64)
@@ -143,9 +141,9 @@ def _mxfp4(x: Tensor, w: Tensor | None) -> Tensor:
 
 
 def _ternary(x: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the scale of each block as float16, and codes of 0, 1 and 2 for its negative, zero and itself.
+    """Return each block's scale as float16, and codes 0, 1 and 2 for minus the scale, zero and the scale.
 
-    Weights beyond a part of the range count, of which the scale is the mean: what part is tried out.
+    The scale is the mean magnitude of the weights above a threshold; the best of several thresholds is chosen.
     """
     size = x.abs()
     largest = size.amax(1)
@@ -157,23 +155,24 @@ def _ternary(x: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
         gain = _quotient(total * total, count)
         best, most = torch.where(gain > most, _quotient(total, count), best), torch.maximum(gain, most)
     scale = best.half()
-    return scale, _nearest(x, scale.float(), torch.tensor((-1.0, 0.0, 1.0))).to(torch.uint8)
+    return scale, _nearest(x, scale.float(), x.new_tensor((-1.0, 0.0, 1.0))).to(torch.uint8)
 
 
 def _tq2_0(x: Tensor, w: Tensor | None) -> Tensor:
     scale, codes = _ternary(x, w)
-    shifts = torch.tensor((0, 2, 4, 6), dtype=torch.uint8)[:, None]
+    shifts = codes.new_tensor((0, 2, 4, 6))[:, None]
     pairs = (codes.view(-1, 2, 4, 32) << shifts).sum(2, dtype=torch.uint8)
     return torch.cat([pairs.view(len(x), -1), _halves(scale)], dim=1)
 
 
 def _tq1_0(x: Tensor, w: Tensor | None) -> Tensor:
-    """Write five codes to a byte as a fraction in base 3, rounded up, which reading multiplies out again."""
+    """Write blocks with five ternary codes per byte, as a base-3 fraction, rounded up so that it decodes exactly."""
     scale, codes = _ternary(x, w)
 
     def fractions(part: Tensor, count: int) -> Tensor:
-        powers = torch.tensor([3 ** (4 - place) for place in range(count)], dtype=torch.int32)[:, None]
-        number = (part.reshape(len(x), count, -1).int() * powers).sum(1, dtype=torch.int32)
+        digits = part.reshape(len(x), count, -1).int()
+        powers = digits.new_tensor([3 ** (4 - place) for place in range(count)])[:, None]
+        number = (digits * powers).sum(1, dtype=torch.int32)
         return ((number * 256 + 242) // 243).to(torch.uint8)
 
     parts = fractions(codes[:, :160], 5), fractions(codes[:, 160:240], 5), fractions(codes[:, 240:], 4)
@@ -194,4 +193,4 @@ _WRITERS: Final[Mapping[int, Callable[[Tensor, Tensor | None], Tensor]]] = Mappi
 )
 
 TABLE_TYPES: Final = frozenset(_WRITERS)
-"""Weights can be quantized by tables to the types with these numbers of ggml's."""
+"""ggml's numbers of the types that :func:`quantize_table_blocks` can write."""

@@ -1,4 +1,4 @@
-"""Repacks GGUF's blocks into the layout for GPUs (:mod:`paged_sdk.kernels.quantized.triton_blocks`)."""
+"""Repacks GGUF blocks into the layout of the GPU kernels (:mod:`paged_sdk.kernels.quantized.triton_blocks`)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from paged_sdk.kernels.quantized.triton_blocks import (
 
 __all__ = ["REPACKABLE_TYPES", "repack"]
 
-# So many weights are repacked at once: temporaries take some tens of MiB, whatever the matrix's size.
+# Weights repacked at once, so that temporaries take some tens of MiB.
 _WEIGHTS_AT_ONCE = 1 << 22
 
 
 def repack(matrix: BlockMatrix) -> TritonBlockMatrix:
-    """Repack a matrix on the device where it lies; no weight changes its value.
+    """Repack a matrix on its own device, without loss.
 
     :raises UnsupportedQuantizationError: the type is not one of :data:`REPACKABLE_TYPES`
     """
@@ -52,12 +52,12 @@ def repack(matrix: BlockMatrix) -> TritonBlockMatrix:
 
 @frozen(eq=False)
 class _Split:
-    """Holds the parts of some blocks, each in a tensor of its own.
+    """Holds the parts of blocks as separate tensors.
 
     :ivar fields: uint8 ``[blocks, elements]``, in the order of the weights
     :ivar scales: ``[blocks, groups]``, float16, uint8 or int8
-    :ivar minima: like ``scales``, or None where the format has no minima
-    :ivar supers: the scale of the scales, float16 ``[blocks, 1]``, with minima ``[blocks, 2]``, or None
+    :ivar minima: like ``scales``, or None if the format has no minima
+    :ivar supers: the scale of scales, and with minima that of minima, float16 ``[blocks, 1 or 2]``, or None
     """
 
     fields: Tensor
@@ -88,11 +88,13 @@ def _split_q5_1(blocks: Tensor) -> _Split:
 
 
 def _split_q8_0(blocks: Tensor) -> _Split:
-    return _Split(blocks[:, 2:] ^ 128, _halves(blocks, 0))  # two's complement to an offset of 128
+    return _Split(blocks[:, 2:] ^ 128, _halves(blocks, 0))  # from two's complement to offset 128
 
 
 def _split_q3_k(blocks: Tensor) -> _Split:
-    """Split into the parts of Q6_K, which has the same groups and scales of the same range: its fields are 28 more."""
+    """Split into the parts of Q6_K, which has the same groups and a range of scales that includes Q3_K's. Fields are
+    raised by 28, the difference of the formats' offsets.
+    """
     low, third = bit_pairs(blocks[:, 32:96], 32), bit_planes(blocks[:, :32])
     scales = nibbles(blocks[:, 96:104], 8) | (bit_pairs(blocks[:, 104:108], 4) << 4)
     return _Split((low | (third << 2)) + 28, (scales.to(torch.int8) - 32), supers=_halves(blocks, 108))
@@ -130,9 +132,9 @@ _SPLITTERS: Mapping[int, Callable[[Tensor], _Split]] = MappingProxyType(
 )
 
 REPACKABLE_TYPES = frozenset(_SPLITTERS)
-"""Matrices of the types with these numbers of ggml's can be repacked."""
+"""ggml's numbers of the types that can be repacked."""
 
-# Types that take another's layout.
+# Types that are repacked into the layout of another type.
 _LAYOUTS = {tensor_type_of("Q3_K"): tensor_type_of("Q6_K")}
 
 
@@ -142,7 +144,7 @@ def _repack_rows(matrix: BlockMatrix, split: Callable[[Tensor], _Split]) -> Trit
     tensor_type = _LAYOUTS.get(matrix.tensor_type, matrix.tensor_type)
     form = TRITON_BLOCK_FORMATS[tensor_type]
     parts = split(matrix.blocks.reshape(-1, block_format(matrix.tensor_type).num_bytes))
-    # Only formats with blocks of 32 leave half a chunk to fill up.
+    # Only formats with blocks of 32 can leave half a chunk to pad.
     chunks = -(-cols // CHUNK)
     groups = chunks * CHUNK // form.group
     fields = _fill_up(parts.fields.view(rows, cols), chunks * CHUNK).view(rows, chunks, form.fields, form.words)
@@ -171,20 +173,22 @@ def _fill_up(values: Tensor, width: int) -> Tensor:
 
 def _words(values: Tensor) -> Tensor:
     """View ``[rows, ...]`` of small numbers as words, ``[rows, n]`` int32."""
-    # It is copied, because a slice of a block need not be aligned to words.
+    # Copied, because a slice of a block may be unaligned.
     values = values.clone(memory_format=torch.contiguous_format)
     return values.view(len(values), -1).view(torch.int32)
 
 
 def _quants(fields: Tensor) -> Tensor:
-    """Pack uint8 fields ``[rows, C, fields, words]`` into int32 ``[rows, C * words]``: 8 bits, or the low 4."""
+    """Pack the 8 bits of four fields, or the low 4 of eight, per word. ``[rows, C, fields, words]`` uint8 ->
+    ``[rows, C * words]`` int32.
+    """
     if fields.shape[2] == 8:
         fields = (fields[:, :, 0::2] & 15) | (fields[:, :, 1::2] << 4)
     return _words(fields.transpose(2, 3))
 
 
 def _high(fields: Tensor, form: TritonBlockFormat) -> Tensor | None:
-    """Pack the bits of each field above the lowest four; return None where the format has none."""
+    """Pack the bits of each field above the lowest four; return None if the format has none."""
     if not form.high_positions:
         return None
     dtype = torch.uint8 if form.bits == 5 else torch.int16

@@ -1,6 +1,7 @@
-"""Fits scales, and minima, to groups of weights by least squares, as :mod:`paged_sdk.kernels.quantized.quantize` says.
+"""Fits scales and minima to groups of weights by least squares, for :mod:`paged_sdk.kernels.quantized.quantize`.
 
-Groups are the columns of float32 ``[weights of a group, groups]``, and so are the weights of their squares.
+Groups are the columns of ``x``, float32 ``[weights of a group, groups]``. ``w`` has the weights of squared errors in
+the same shape; None: equal weights.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from torch import Tensor
 
 __all__ = ["Fit", "SmallScales", "encode", "fit_affine", "fit_blocks", "fit_signed", "fit_symmetric", "rounded"]
 
-_TINY: Final = 1e-30  # ranges below it are zero: their inverse would overflow
-_NOISE: Final = 1e-5  # of the sums of 32 products, some five times what rounding may leave
-_STEPS: Final = 10  # roundings that are tried on either side of a group's range, a tenth of a code apart
+_TINY: Final = 1e-30  # smaller ranges are treated as zero: their inverse would overflow
+_NOISE: Final = 1e-5  # relative to sums of 32 products: some five times their rounding error
+_STEPS: Final = 10  # roundings tried on either side of the one that fits a group's range, a tenth of a code apart
 
 
 @frozen(eq=False)
 class Fit:
-    """Holds the fit of each group: weights are about ``scale * code + minimum``, both float32 ``[groups]``."""
+    """Holds each group's fit: weights are approximated by ``scale * code + minimum``, both float32 ``[groups]``."""
 
     scale: Tensor
     minimum: Tensor
@@ -28,9 +29,7 @@ class Fit:
 
 @frozen(eq=False)
 class _CodeSums:
-    """Holds the sums over each group that least squares need, of the codes ``q`` of weights ``x``, each times the
-    weight of its square.
-    """
+    """Holds the sums over each group that a least-squares fit of ``x`` by its codes ``q`` needs, weighted by ``w``."""
 
     q: Tensor
     qq: Tensor
@@ -38,18 +37,18 @@ class _CodeSums:
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a / b``, and 0 where b is not positive."""
+    """Return ``a / b``, or 0 where b is not positive."""
     return torch.where(b > 0, a / b.clamp_min(_TINY), 0.0)
 
 
 def _inverse(a: Tensor) -> Tensor:
-    """Return ``1 / a``, and 0 where a is 0."""
+    """Return ``1 / a``, or 0 where a is 0."""
     one = torch.ones_like(a)
     return _ratio(one, a) - _ratio(one, 0 - a)
 
 
 def _in_order(values: Tensor) -> Tensor:
-    """Sum each column from the first row to the last, so that every device rounds alike."""
+    """Sum the rows one by one, so that every device rounds alike."""
     total = torch.zeros_like(values[0])
     for row in values:
         total += row
@@ -72,7 +71,10 @@ def _code_sums(
 
 @frozen(eq=False)
 class _Totals:
-    """Holds the sums over each group of the weights of squares, and of these times x."""
+    """Holds the sums over each group of ``w`` and of ``w * x``.
+
+    :ivar count: the number of weights of a group if all have equal weights, else None
+    """
 
     w: Tensor
     x: Tensor
@@ -85,12 +87,12 @@ class _Totals:
         return cls(_in_order(w), _in_order(w * x), None)
 
     def shared(self, total: Tensor) -> Tensor:
-        """Return a sum divided by that of the weights."""
+        """Divide a sum over each group by the sum of ``w``."""
         return _ratio(total, self.w) if self.count is None else total * (1 / self.count)  # a power of two
 
 
 def _ranges(levels: float) -> list[float]:
-    """Return the numbers of codes over which a group's range is spread in turn, in float32."""
+    """Return the numbers of codes, in float32, that a group's range is mapped to in the roundings that are tried."""
     tenth = torch.tensor(0.1)
     return [float(torch.tensor(levels) + tenth * step) for step in range(-_STEPS, _STEPS + 1)]
 
@@ -103,19 +105,19 @@ def fit_affine(x: Tensor, w: Tensor | None, levels: float, *, is_k: bool) -> Fit
     spread = (x.amax(0) - lowest).clamp_min(_TINY)
     mean = total.shared(total.x)
     best = Fit(torch.zeros_like(mean), mean.clamp_max(0) if is_k else mean)
-    most = torch.full_like(mean, -1.0)  # the most that a fit has taken off the sum of squares
+    most = torch.full_like(mean, -1.0)  # the largest reduction of the sum of squares so far
 
     def attempt(offset: Tensor, inverse: Tensor) -> None:
         nonlocal best, most
         sums = _code_sums(x, w, offset, inverse, 0, levels)
         squares = total.w * sums.qq
         determinant = squares - sums.q * sums.q
-        if w is not None:  # what rounding leaves where all codes are the same; without weights, sums are exact
+        if w is not None:  # ignore rounding noise if all codes are the same; without ``w``, these sums are exact
             noise = torch.full_like(squares, _NOISE) * squares
             determinant = torch.where(determinant > noise, determinant, 0.0)
         scale = _ratio(total.w * sums.xq - total.x * sums.q, determinant)
         minimum = total.shared(total.x - scale * sums.q)
-        if is_k:  # where a minimum above zero is not allowed, the scale is fitted alone
+        if is_k:  # if the fitted minimum is above zero, which is not allowed, fit the scale alone
             scale = torch.where(minimum > 0, _ratio(sums.xq, sums.qq), scale)
             minimum = torch.where(minimum > 0, 0.0, minimum)
         gain = scale * sums.xq + minimum * total.x
@@ -125,13 +127,13 @@ def fit_affine(x: Tensor, w: Tensor | None, levels: float, *, is_k: bool) -> Fit
 
     for codes in _ranges(levels):
         attempt(lowest, torch.full_like(spread, codes) / spread)
-    for _ in range(3):  # the best fit's own nearest codes may have a better one
+    for _ in range(3):  # refit to the codes nearest to the best fit
         attempt(best.minimum, _inverse(best.scale))
     return best
 
 
 def fit_symmetric(x: Tensor, w: Tensor | None, half: float) -> Fit:
-    """Fit a scale for the codes -half ... half - 1, which puts the weight that is furthest from zero near -half."""
+    """Fit a scale for the codes -half ... half - 1. The weight with the largest magnitude is mapped close to -half."""
     lowest, highest = x.amin(0), x.amax(0)
     magnitude = torch.maximum(highest, 0 - lowest).clamp_min(_TINY)
     sign = torch.where(lowest + highest > 0, -1.0, 1.0)
@@ -146,23 +148,23 @@ def fit_symmetric(x: Tensor, w: Tensor | None, half: float) -> Fit:
 
 
 def encode(x: Tensor, fit: Fit, lowest: float, highest: float) -> Tensor:
-    """Return the nearest codes less ``lowest``, uint8 ``[groups, weights of a group]``."""
+    """Return the nearest codes minus ``lowest``, uint8 ``[groups, weights of a group]``."""
     codes = _codes(x, fit.minimum, _inverse(fit.scale), lowest, highest)
     return (codes - lowest).to(torch.uint8).t().contiguous()
 
 
 def rounded(values: Tensor) -> Tensor:
-    """Return the float16 that is nearest to each value, as float32."""
+    """Round each value to float16, and return it as float32."""
     return values.half().float()
 
 
 @frozen(eq=False)
 class SmallScales:
-    """Holds scales and minima of blocks of eight or sixteen groups, which are small integers times a float16.
+    """Holds scales and minima of blocks of eight or sixteen groups, as small integers times a float16.
 
-    :ivar unit: ``[blocks]``, the float16 that scales are multiples of
-    :ivar least: ``[blocks]``, the one that minima are multiples of, with the sign turned: minima are not above zero
-    :ivar scales: ``[blocks, groups]``; ``minima`` likewise
+    :ivar unit: ``[blocks]``, the float16 unit of scales
+    :ivar least: ``[blocks]``, the float16 unit of negated minima (minima are never above zero)
+    :ivar scales: ``[blocks, groups]``, small integers; ``minima`` likewise
     """
 
     unit: Tensor
@@ -171,7 +173,7 @@ class SmallScales:
     minima: Tensor
 
     def fit(self) -> Fit:
-        """Return what they give each group."""
+        """Return the scale and minimum of each group."""
         scale, minimum = self.unit[:, None] * self.scales, -self.least[:, None] * self.minima
         return Fit(scale.flatten(), minimum.flatten())
 
@@ -182,7 +184,7 @@ def _small(values: Tensor, unit: Tensor, most: float) -> Tensor:
 
 
 def _refitted(x: Tensor, w: Tensor | None, levels: int, stored: SmallScales) -> SmallScales:
-    """Fit the units to the small numbers, by least squares over the weights' codes."""
+    """Refit the float16 units by least squares, given the small integers and the weights' codes."""
     fit = stored.fit()
     sums, total = _code_sums(x, w, fit.minimum, _inverse(fit.scale), 0, levels), _Totals.of(x, w)
     scales, minima = stored.scales.double(), stored.minima.double()
@@ -208,7 +210,7 @@ def _refitted(x: Tensor, w: Tensor | None, levels: int, stored: SmallScales) -> 
 
 
 def fit_blocks(x: Tensor, w: Tensor | None, levels: int, most: int) -> SmallScales:
-    """Fit blocks of 256 weights, whose groups have scales and minima of 0 ... most."""
+    """Fit blocks of 256 weights, whose groups have integer scales and minima of 0 ... most."""
     fit, groups = fit_affine(x, w, levels, is_k=True), 256 // len(x)
     scale, below = fit.scale.view(-1, groups), -fit.minimum.view(-1, groups)
     largest = torch.full_like(scale[:, 0], most)
@@ -217,10 +219,10 @@ def fit_blocks(x: Tensor, w: Tensor | None, levels: int, most: int) -> SmallScal
 
 
 def fit_signed(x: Tensor, w: Tensor | None, half: float, lowest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Fit blocks of sixteen groups with signed scales of ``lowest ... -lowest - 1``, of which the largest is the
-    lowest.
+    """Fit blocks of sixteen groups with signed integer scales of ``lowest ... -lowest - 1``; the scale with the largest
+    magnitude becomes ``lowest``.
 
-    :returns: the units, ``[blocks]``; the scales' numbers, ``[blocks, 16]``; the codes plus ``half``, uint8
+    :returns: the units, ``[blocks]``; the integer scales, ``[blocks, 16]``; the codes plus ``half``, uint8
         ``[blocks, 256]``
     """
     scale = fit_symmetric(x, w, half).scale.view(-1, 16)

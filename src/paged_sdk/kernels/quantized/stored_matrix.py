@@ -1,6 +1,6 @@
 """Defines a matrix as a checkpoint stores it, from which every form of weight is made.
 
-A checkpoint format is a class with the members of :class:`StoredMatrix`. The class of GGUF's blocks is in
+A checkpoint format is a class with the members of :class:`StoredMatrix`. The class of GGUF blocks is in
 :mod:`paged_sdk.kernels.quantized.gguf_blocks`; that of dense numbers is :class:`DenseMatrix`.
 """
 
@@ -17,61 +17,61 @@ __all__ = ["DecodedMatrix", "DenseMatrix", "StoredMatrix", "UnreadRows", "bounds
 
 
 class StoredMatrix(Protocol):
-    """Keeps a matrix in the checkpoint's own numbers; parts can be taken without decoding the whole.
+    """Holds a matrix as the checkpoint stores it; rows and columns can be taken without decoding.
 
-    It may still be in the file (:class:`UnreadRows`): what is kept beyond the loading is copied with :meth:`to`, or
-    made from the values.
+    The matrix may still be in the file (:class:`UnreadRows`). To keep it after loading, copy it with :meth:`to`, or
+    make another form from its values.
     """
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return the numbers of rows and of columns, in elements."""
+        """Return the number of rows and columns, in elements."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """Return how many bytes it takes as it is stored."""
+        """Return the bytes of the matrix as stored."""
         ...
 
     @property
     def is_dense(self) -> bool:
-        """Say whether it is to be multiplied as floating point numbers; False: it is stored quantized."""
+        """Return whether the matrix is to be multiplied as floating point numbers; False: as stored, quantized."""
         ...
 
     def rows(self, index: slice) -> StoredMatrix:
-        """Return some consecutive rows, which share the memory.
+        """Return a range of rows, sharing memory.
 
-        :param index: its step must be 1
+        :param index: a slice with step 1
         """
         ...
 
     def cols(self, index: slice) -> StoredMatrix:
-        """Return some consecutive columns, copied where the format needs them contiguous.
+        """Return a range of columns, copied if the format needs them contiguous.
 
-        :param index: its step must be 1
+        :param index: a slice with step 1
         :raises UnsupportedQuantizationError: the slice cuts a block of elements that share a scale
         """
         ...
 
     def to(self, device: torch.device) -> StoredMatrix:
-        """Return the same matrix in the memory of a device, itself where it lies there already."""
+        """Return the same matrix on a device, without a copy if it is there already."""
         ...
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the values, ``[rows, columns]``; they may share the memory of what is stored."""
+        """Return the values, ``[rows, columns]``, which may share memory with the stored matrix."""
         ...
 
 
 @frozen(eq=False, kw_only=True)
 class UnreadRows:
-    """Stands for rows of a file that are read when they are asked for, each time anew.
+    """Represents rows in a file, which are read on each access.
 
-    So a matrix is packed while it is read, some rows at a time, and no more of it than these is in memory twice.
+    So a matrix can be packed while it is read, with only some rows of it in memory twice.
 
-    :ivar shape: as the tensor of all rows would have it
-    :ivar itemsize: the bytes of one of its elements
-    :ivar read: returns the rows from one number on and before another as a new tensor
-    :ivar first: what is added to numbers of rows before they are read
+    :ivar shape: the shape of the tensor of all rows
+    :ivar itemsize: bytes per element
+    :ivar read: returns the rows from a first to a last (exclusive) as a new tensor
+    :ivar first: offset of the first row, added to row numbers passed to ``read``
     """
 
     shape: tuple[int, int]
@@ -81,16 +81,16 @@ class UnreadRows:
 
     @property
     def nbytes(self) -> int:
-        """Return how many bytes the rows take."""
+        """Return the bytes of the rows."""
         return self.shape[0] * self.shape[1] * self.itemsize
 
     def __getitem__(self, index: slice) -> UnreadRows:
-        """Return some consecutive rows, which are not read either."""
+        """Return a range of rows, still unread."""
         first, last = bounds(index, self.shape[0])
         return evolve(self, shape=(last - first, self.shape[1]), first=self.first + first)
 
     def cols(self, index: slice) -> UnreadRows:
-        """Return some consecutive columns of the rows, which are read whole, some rows at a time, and kept so."""
+        """Return a range of columns, still unread; reading takes whole rows and copies the columns."""
         first, last = bounds(index, self.shape[1])
         read = self.read
         return evolve(
@@ -115,18 +115,18 @@ class DenseMatrix:
 
     @property
     def weight(self) -> Tensor:
-        """Return the numbers, ``[rows, columns]``, which are read if they are in a file still."""
+        """Return the numbers, ``[rows, columns]``, reading them from the file if necessary."""
         return self.stored if isinstance(self.stored, Tensor) else self.stored.tensor()
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return the numbers of rows and of columns."""
+        """Return the number of rows and columns."""
         rows, cols = self.stored.shape
         return rows, cols
 
     @property
     def num_bytes(self) -> int:
-        """Return how many bytes the numbers take."""
+        """Return the bytes of the numbers."""
         return self.stored.nbytes
 
     @property
@@ -139,7 +139,7 @@ class DenseMatrix:
         return DenseMatrix(self.stored[slice(*bounds(index, self.shape[0]))])
 
     def cols(self, index: slice) -> DenseMatrix:
-        """See :meth:`StoredMatrix.cols`; the memory is shared, or they are read when they are asked for."""
+        """See :meth:`StoredMatrix.cols`; the columns share memory or are still unread."""
         if isinstance(self.stored, UnreadRows):
             return DenseMatrix(self.stored.cols(index))
         return DenseMatrix(self.stored[:, slice(*bounds(index, self.shape[1]))])
@@ -155,23 +155,23 @@ class DenseMatrix:
 
 @frozen(eq=False)
 class DecodedMatrix:
-    """Wraps a matrix that is to be multiplied as floating point numbers, however it is stored.
+    """Wraps a stored matrix that is to be multiplied as floating point numbers.
 
-    It is decoded when asked and not before, so that no more than one of a layer's matrices is in memory twice.
+    It is decoded on request only, so that at most one of a layer's matrices is in memory twice.
 
-    :ivar stored: what is decoded
+    :ivar stored: the matrix to decode
     """
 
     stored: StoredMatrix
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return the numbers of rows and of columns."""
+        """Return the number of rows and columns."""
         return self.stored.shape
 
     @property
     def num_bytes(self) -> int:
-        """Return how many bytes the stored matrix takes."""
+        """Return the bytes of the stored matrix."""
         return self.stored.num_bytes
 
     @property
@@ -197,9 +197,9 @@ class DecodedMatrix:
 
 
 def bounds(index: slice, size: int) -> tuple[int, int]:
-    """Return the index of a slice's first element, and the one after its last; the slice's step is 1.
+    """Return the first and last (exclusive) index of a slice with step 1.
 
-    :param size: number of elements of what is sliced
+    :param size: number of elements of the sliced dimension
     """
     first, last, step = index.indices(size)
     assert step == 1, "rows and columns are consecutive"

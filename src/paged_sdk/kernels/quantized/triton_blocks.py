@@ -1,26 +1,26 @@
-"""Keeps GGUF's quantized matrices in a layout that GPUs read well.
+"""Defines the layout of GGUF's quantized matrices on GPUs.
 
-A GGUF block mixes scales and small integers at odd offsets (144 bytes in Q4_K, 210 in Q6_K), so no load of 16 bytes is
-aligned. Here the parts of a matrix lie in arrays of their own, row by row, and every row is cut into chunks of 64
+A GGUF block mixes scales and small integers at odd offsets (144 bytes in Q4_K, 210 in Q6_K), so 16-byte loads would not
+be aligned. Here the parts of a matrix are separate arrays, row by row, and every row is divided into chunks of 64
 consecutive weights:
 
 - ``quants`` int32: a chunk is 8 words of eight 4-bit fields (formats of 4, 5 and 6 bits) or 16 words of four 8-bit
-  fields. With W words in a chunk, field j of word i belongs to weight ``W * j + i`` of the chunk: what a thread reads
-  in 16 bytes, four words, meets runs of four activations, and one scale per group.
-- ``high``: the bits of a weight above the lowest four. 5-bit formats: uint8, a byte for each word; bit ``p`` belongs to
-  field ``2 p``, bit ``p + 4`` to field ``2 p + 1``. 6-bit formats: int16 for each word; the two bits of field ``2 p``
-  begin at bit 0, 2, 8, 10 for p = 0, 1, 2, 3, and those of field ``2 p + 1`` four bits higher. So one shift brings both
-  fields of a pair into place beside their low bits, which lie four bits apart too.
-- ``scales`` int32: a word for each chunk, lowest bits first: two float16 for its two groups of 32 weights (Q4_0, Q4_1,
+  fields. With W words in a chunk, field j of word i is weight ``W * j + i`` of the chunk. So the four words that a
+  thread loads in 16 bytes need runs of four activations, and one scale per group.
+- ``high``: the bits of a weight above the lowest four. 5-bit formats: uint8, one byte per word; bit ``p`` belongs to
+  field ``2 p``, bit ``p + 4`` to field ``2 p + 1``. 6-bit formats: one int16 per word; the two bits of field ``2 p``
+  begin at bit 0, 2, 8, 10 for p = 0, 1, 2, 3, and those of field ``2 p + 1`` four bits higher. So one shift aligns both
+  fields of a pair with their low bits, which are four bits apart too.
+- ``scales`` int32: one word per chunk, lowest bits first: two float16 for its two groups of 32 weights (Q4_0, Q4_1,
   Q5_0, Q5_1, Q8_0); two uint8 scales and then two uint8 minima (Q4_K, Q5_K); four int8 for groups of 16 (Q6_K).
-- ``minima`` int32 (Q4_1, Q5_1): a word for each chunk, two float16.
-- ``supers`` (Q4_K, Q5_K, Q6_K): for every four chunks, the float16 that their scales are multiples of; in Q4_K and Q5_K
-  an int32 word, with the minima's in its upper half.
+- ``minima`` int32 (Q4_1, Q5_1): one word per chunk, two float16.
+- ``supers`` (Q4_K, Q5_K, Q6_K): for every four chunks, the float16 unit of their scales; in Q4_K and Q5_K an int32
+  word, with the unit of minima in its upper half.
 
-A weight is ``scale * (field - offset) - minimum``, fields being unsigned. Scales stay in the small integers in which
-the file has them: decoding is exact, and Q4_K takes 4.625 bits per weight, where scales and minima multiplied out would
-take 5 in float16, rounded, or 6 in float32. The other formats take as much as in the file, except that Q5_K takes 5.625
-bits instead of 5.5.
+A weight is ``scale * (field - offset) - minimum``, with unsigned fields. Scales remain small integers as in the file:
+decoding is exact, and Q4_K takes 4.625 bits per weight, where premultiplied scales and minima would take 5 in float16,
+rounded, or 6 in float32. The other formats take as much as in the file, except that Q5_K takes 5.625 bits instead of
+5.5.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ __all__ = [
 ]
 
 CHUNK = 64
-"""So many consecutive weights of a row share a word of scales."""
+"""Number of consecutive weights of a row that share a word of scales."""
 
 _SUPER_BLOCK_CHUNKS = 4
 
 
 @frozen
 class TritonBlockFormat:
-    """Says how the weights of one tensor type are stored.
+    """Describes how the weights of one tensor type are stored.
 
-    :ivar bits: bits of a weight
-    :ivar offset: what is subtracted from every field
-    :ivar group: weights that share a scale
+    :ivar bits: bits per weight
+    :ivar offset: subtracted from every field
+    :ivar group: number of weights that share a scale
     :ivar has_minima: whether groups have minima
-    :ivar has_supers: whether scales are multiples of a number for every four chunks
+    :ivar has_supers: whether scales are multiples of a unit per four chunks
     """
 
     bits: int
@@ -67,21 +67,21 @@ class TritonBlockFormat:
 
     @property
     def fields(self) -> int:
-        """Return how many fields a word has."""
+        """Return the number of fields per word."""
         return 4 if self.bits == 8 else 8
 
     @property
     def words(self) -> int:
-        """Return how many words a chunk has."""
+        """Return the number of words per chunk."""
         return CHUNK // self.fields
 
     @property
     def high_positions(self) -> tuple[int, ...]:
-        """Return the bit at which the high bits of each field begin; it is empty where there are none."""
+        """Return the bit position of each field's high bits; empty if there are none."""
         return {5: (0, 4, 1, 5, 2, 6, 3, 7), 6: (0, 4, 2, 6, 8, 12, 10, 14)}.get(self.bits, ())
 
 
-#: It maps ggml's number of a tensor type to the format that it is repacked to.
+#: Maps ggml's number of a tensor type to its GPU format.
 TRITON_BLOCK_FORMATS: Mapping[int, TritonBlockFormat] = MappingProxyType(
     {
         tensor_type_of(name): form
@@ -121,22 +121,22 @@ class TritonBlockMatrix:
 
     @property
     def rows(self) -> int:
-        """Return how many rows there are: output features."""
+        """Return the number of rows (output features)."""
         return self.quants.shape[0]
 
     @property
     def chunks(self) -> int:
-        """Return how many chunks a row has."""
+        """Return the number of chunks per row."""
         return self.scales.shape[1]
 
     @property
     def format(self) -> TritonBlockFormat:
-        """Return how the weights are stored."""
+        """Return the format of the weights."""
         return TRITON_BLOCK_FORMATS[self.tensor_type]
 
     @property
     def num_bytes(self) -> int:
-        """Return how many bytes all parts take."""
+        """Return the bytes of all parts."""
         return sum(part.nbytes for part in self.parts if part is not None)
 
     @property
@@ -156,7 +156,7 @@ class TritonBlockMatrix:
         )
 
     def at(self, index: slice | Tensor) -> TritonBlockMatrix:
-        """Return some rows: those of a slice share the memory, those at int indices ``[n]`` are copied."""
+        """Return selected rows: a slice shares memory, int indices ``[n]`` copy."""
         return evolve(
             self,
             quants=self.quants[index],
@@ -185,7 +185,7 @@ class TritonBlockMatrix:
 
 
 def concatenate(matrices: Sequence[TritonBlockMatrix]) -> TritonBlockMatrix:
-    """Put matrices of one type and width one below the other, so that layers of one input take one launch."""
+    """Concatenate matrices of one type and width by rows, so that layers with the same input take one launch."""
     first = matrices[0]
     if len(matrices) == 1:
         return first
@@ -206,7 +206,7 @@ def _concatenate_optional(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _decoded_scales(matrix: TritonBlockMatrix) -> tuple[Tensor, Tensor | None]:
-    """Multiply scales and minima by their supers, float32 ``[rows, C, groups of a chunk]``."""
+    """Return scales and minima in float32, ``[rows, C, groups of a chunk]``, multiplied by their supers."""
     form, (rows, chunks) = matrix.format, matrix.scales.shape
     shape = (rows, chunks, CHUNK // form.group)
     if matrix.supers is None:

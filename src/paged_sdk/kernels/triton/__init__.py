@@ -1,1 +1,1 @@
-"""Holds Triton kernels and their launchers: CUDA devices run them compiled, Triton's interpreter runs them anywhere."""
+"""Holds Triton kernels and their launchers. They run compiled on CUDA devices, or anywhere in Triton's interpreter."""

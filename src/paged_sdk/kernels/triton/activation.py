@@ -16,7 +16,7 @@ _BLOCK: Final = 1024
 def gated_activation(gate_up: Tensor, *, gelu: bool) -> Tensor:
     """See :func:`paged_sdk.kernels.activation.gated_activation`.
 
-    :param gelu: True: GELU by its approximation with tanh; False: SiLU
+    :param gelu: True: tanh-approximated GELU; False: SiLU
     """
     size = gate_up.shape[-1] // 2
     gate, up = gate_up.reshape(-1, 2 * size).chunk(2, dim=-1)
@@ -24,7 +24,7 @@ def gated_activation(gate_up: Tensor, *, gelu: bool) -> Tensor:
 
 
 def gated_activation_of(gate: Tensor, up: Tensor, *, gelu: bool) -> Tensor:
-    """Compute the same for two tensors, each ``[rows, size]`` with adjacent columns."""
+    """Compute ``activation(gate) * up`` for two tensors, each ``[rows, size]`` with adjacent columns."""
     rows, size = gate.shape
     out = gate.new_empty(rows, size)
     if out.numel():
@@ -44,7 +44,7 @@ def gated_activation_of(gate: Tensor, up: Tensor, *, gelu: bool) -> Tensor:
 
 @triton.jit
 def activate(x: tl.tensor, gelu: tl.constexpr) -> tl.tensor:
-    """Compute SiLU, or GELU by its approximation with tanh: ``0.5 (1 + tanh(u))`` is ``sigmoid(2 u)``."""
+    """Compute SiLU, or tanh-approximated GELU as ``x * sigmoid(2 u)``, since ``0.5 (1 + tanh(u)) = sigmoid(2 u)``."""
     slope = 1.5957691216057308 * (1.0 + 0.044715 * x * x) if gelu else 1.0
     return x * tl.sigmoid(x * slope)
 

@@ -1,12 +1,12 @@
-"""Reads f8e4m3 codes for products in float16, two neighboring elements of a head at a time.
+"""Reads f8e4m3 codes for float16 products, two neighboring elements of a head at a time.
 
-Matrix instructions take values in pairs of neighboring keys, and no load transposes bytes: moved one by one, they would
-take more instructions than all else. So a cache is read as integers of 16 bits, which hold an even and an odd element
-of a head, loaded and transposed like any other 16 bits. What belongs to even elements and what belongs to odd ones
-stays apart, in two tiles, up to the end of a kernel.
+Matrix instructions take values in pairs of neighboring keys, and no load transposes bytes; moving bytes one by one
+would take more instructions than everything else. So a cache is read as 16-bit integers, each with an even and an odd
+element of a head, which are loaded and transposed like any 16-bit type. Even and odd elements stay in separate tiles
+until the end of a kernel.
 
-float16 has all of f8e4m3's values, and takes the fewest instructions: of each four codes, three where the hardware
-converts (compute capability 8.9), else six. On the way to bfloat16 each would take a conversion of its own besides.
+float16 represents all f8e4m3 values, and decoding to it takes the fewest instructions: for four codes, three with
+hardware conversion (compute capability 8.9), else six. bfloat16 would take one more conversion per code.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["Decoder", "as_pairs", "load_query_pairs", "split_codes"]
 
 
 class Decoder(IntEnum):
-    """Names how codes become numbers in a compiled kernel."""
+    """Names the ways in which a kernel decodes f8e4m3."""
 
     PLAIN = 0
-    """By operations that Triton's interpreter knows too, for products in float32."""
+    """To float32, by operations that Triton's interpreter supports."""
 
     INTEGER = 1
-    """By integer instructions, to float16."""
+    """To float16, by integer instructions."""
 
     HARDWARE = 2
-    """By the conversion that compute capability 8.9 and newer have, to float16."""
+    """To float16, by the conversion instruction of compute capability 8.9 and newer."""
 
 
-# A register holds two integers of 16 bits, so bytes 0 to 3 of four elements: 0 and 2 are the even ones.
+# A register holds two 16-bit integers, four codes: bytes 0 and 2 are even elements.
 CONVERT: Final = """{
     .reg .b32 sorted;
     .reg .b16 even, odd;
@@ -44,8 +44,9 @@ CONVERT: Final = """{
     cvt.rn.f16x2.e4m3x2 $0, even;
     cvt.rn.f16x2.e4m3x2 $1, odd;
 }"""
-# An f8e4m3 value, subnormals included, is 256 times the float16 with its sign, exponent and mantissa bits in the same
-# places. Each byte is extended by its sign to 16 bits, shifted up, and the extension taken off the exponent.
+# Shifted left by 7 bits, an f8e4m3 code's exponent and mantissa are those of a float16 with 1/256 of its value,
+# subnormals included. Each byte is sign-extended to 16 bits and shifted; the mask clears the exponent bit that the sign
+# extension has set.
 SHIFT: Final = """{
     .reg .b32 even, odd;
     prmt.b32 even, $2, 0, 0xA280;
@@ -64,16 +65,17 @@ _EXPONENT: tl.constexpr = tl.constexpr(0x7F800000)
 
 
 def as_pairs(cache: Tensor) -> Tensor:
-    """View an f8e4m3 cache as integers, each of two neighboring elements of a head."""
+    """View an f8e4m3 cache as 16-bit integers, each with two neighboring elements of a head."""
     return cache.view(torch.int16)
 
 
 @triton.jit
 def split_codes(pairs: tl.tensor, decoder: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Decode the even and the odd elements that are stored in pairs.
+    """Decode pairs of codes to even and odd elements.
 
     :param pairs: int16, of any shape
-    :returns: both float16, or both float32 by the plain decoder. The integer decoder returns 2**-8 times the values.
+    :returns: even and odd elements, float16, or float32 with the plain decoder. The integer decoder returns 2**-8 times
+        the values
     """
     if decoder == _HARDWARE:
         even, odd = tl.inline_asm_elementwise(_CONVERT, "=r,=r,r", [pairs], (tl.float16, tl.float16), True, 2)
@@ -89,12 +91,12 @@ def split_codes(pairs: tl.tensor, decoder: tl.constexpr) -> tuple[tl.tensor, tl.
 def load_query_pairs(
     pointers: tl.tensor, mask: tl.tensor, decoder: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Load the even and the odd elements of rows of queries, as the decoded keys want them.
+    """Load the even and odd elements of query rows in the dtype of decoded keys.
 
     :param pointers: ``[block_m, elements / 2]``, to the even elements
-    :param mask: likewise, of the even elements; an odd one is there with its even neighbor
-    :returns: even and odd elements ``[block_m, elements / 2]``, and what each row has been divided by, ``[block_m]``
-        float32, a power of two: float16 has not the range of bfloat16
+    :param mask: likewise, for the even elements and their odd neighbors
+    :returns: even and odd elements, ``[block_m, elements / 2]``, and the power of two that each row was divided by to
+        fit float16's range, ``[block_m]`` float32
     """
     even = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
     odd = tl.load(pointers + 1, mask=mask, other=0.0).to(tl.float32)

@@ -1,10 +1,10 @@
-"""Attends with a tile of queries over a range of pages, one tile of keys at a time; both paged kernels share it.
+"""Computes attention of a tile of queries over a range of pages, one tile of keys at a time, for both paged kernels.
 
-The softmax is the online one of Dao, "FlashAttention-2" (2023), in powers of two: scores are kept in units of
-``log2(e)``, so that ``exp2``, one instruction of the hardware, takes the place of ``exp``.
+The softmax is the online softmax of Dao, "FlashAttention-2" (2023), in base 2: scores are multiplied by ``log2(e)``, so
+that ``exp2``, one hardware instruction, replaces ``exp``.
 
-Rows of a tile of queries are (token, head) pairs of one KV head, all heads of a token before the next token. A tile may
-begin between two heads of a token, so no row is idle whatever the group size, and each key is loaded once for a group.
+Rows of a query tile are (token, head) pairs of one KV head, all heads of a token before the next token. A tile may
+begin between two heads of a token, so no row is idle for any group size, and each key is loaded once per group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attrs import frozen
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.triton.attention_codes import Decoder, load_query_pairs, split_codes
 
-__all__ = ["Tile", "attend", "joined", "load_query", "no_sums", "normalize", "offset_columns"]
+__all__ = ["SPAN", "Tile", "attend", "joined", "load_query", "no_sums", "normalize", "offset_columns"]
 
 SPAN: tl.constexpr = tl.constexpr(KEY_SPAN)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -28,12 +28,12 @@ OFFSET_UNIT: tl.constexpr = tl.constexpr(2.0**-6)
 
 @frozen
 class Tile:
-    """Says how large the tiles of a kernel are.
+    """Describes the tile sizes of a kernel.
 
-    :ivar block_m: rows of queries, a power of two, at least 16: a matrix instruction has no fewer
-    :ivar block_n: keys, a power of two, 16 to 128: a tile lies in one span of ``key_offsets``
-    :ivar num_warps: warps of a program
-    :ivar num_stages: tiles of keys and values on their way at once
+    :ivar block_m: query rows, a power of two, at least 16, the minimum of a matrix instruction
+    :ivar block_n: keys, a power of two, 16 to 128, so that a tile is within one span of ``key_offsets``
+    :ivar num_warps: warps per program
+    :ivar num_stages: tiles of keys and values in flight at once
     """
 
     block_m: int
@@ -55,11 +55,11 @@ def load_query(
     decoder: tl.constexpr,
     upcast: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor]:
-    """Load a tile of queries; rows that are not valid, and padding, are zero.
+    """Load a tile of queries; invalid rows and padding are zero.
 
     :param decoder: None: keys are not quantized
-    :returns: the rows ``[block_m, padded_size]``, or for a quantized cache their even and their odd elements; and what
-        each row has been divided by, ``[block_m]`` float32
+    :returns: the rows ``[block_m, padded_size]``, or for a quantized cache their even and odd elements; and the number
+        that each row was divided by, ``[block_m]`` float32
     """
     row = query + token * token_stride + head * head_stride
     if decoder is None:
@@ -68,7 +68,7 @@ def load_query(
         if upcast:
             elements = elements.to(tl.float32)
         return (elements,), tl.full(row.shape, 1.0, tl.float32)
-    else:  # noqa: RET505 - not compiled for what has returned
+    else:  # noqa: RET505 - without else, Triton would compile this after the return too
         pair = tl.arange(0, padded_size // 2)
         mask = valid[:, None] & (pair < head_dim // 2)[None, :]
         even, odd, factor = load_query_pairs(row[:, None] + 2 * pair[None, :], mask, decoder)
@@ -77,22 +77,23 @@ def load_query(
 
 @triton.jit
 def no_sums(block_m: tl.constexpr, padded_size: tl.constexpr, decoder: tl.constexpr) -> tl.tuple:
-    """Return zeros to begin with, for as many tiles as :func:`load_query` returns."""
+    """Return initial sums of zero, for as many tiles as :func:`load_query` returns."""
     if decoder is None:
         return (tl.zeros((block_m, padded_size), tl.float32),)
-    else:  # noqa: RET505 - not compiled for what has returned
+    else:  # noqa: RET505 - without else, Triton would compile this after the return too
         half = tl.zeros((block_m, padded_size // 2), tl.float32)
         return (half, half)
 
 
 @triton.jit
 def offset_columns(pointers: tl.tensor, mask: tl.tensor, dtype: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Load an offset as columns of a matrix instruction's second factor: one takes what the dtype has of a number, one
-    the rest, and the others, as there are no fewer than eight, are zero. Compiled for compute capability 9.0, threads
-    that multiply 128 queries of 128 elements take 310 instructions more for each tile, and matrix instructions 170.
+    """Load a key offset as columns of a matrix instruction's second operand: one column has the offset rounded to the
+    dtype, one the rest, and the others (the instruction takes at least eight) are zero. Compiled for compute capability
+    9.0, the products with 128 queries of 128 elements cost 170 more instructions per tile this way, and 310 if threads
+    computed them.
 
     :param pointers: to the even elements; ``mask`` likewise
-    :returns: the even and the odd elements in units that leave float16 some range, ``[elements / 2, 8]``
+    :returns: the even and odd elements, scaled to leave float16 some range, ``[elements / 2, 8]``
     """
     column = tl.arange(0, 8)[None, :]
     even = tl.load(pointers, mask=mask, other=0.0)[:, None] * OFFSET_UNIT
@@ -138,17 +139,18 @@ def attend(
 ) -> tl.tensor:
     """Fold the keys ``begin .. end - 1`` into the running softmax of a tile of queries, ``block_n`` keys at a time.
 
-    :param sums: float32, the values so far, weighted by ``exp2(score - peak)``: a tile for each of ``rows``
-    :param peak: ``[block_m]`` float32: -inf before the first visible key; then about the greatest score so far: of a
+    :param sums: float32, the sum of values so far, weighted by ``exp2(score - peak)``: a tile for each of ``rows``
+    :param peak: ``[block_m]`` float32: -inf before the first visible key, then about the greatest score so far; for a
         quantized cache, the greatest sum of a score and the logarithm of its value's scale
     :param total: ``[block_m]`` float32: sum of the weights
-    :param rows: see :func:`load_query`; ``factor`` too
+    :param rows: see :func:`load_query`; ``factor`` likewise
     :param query_position: ``[block_m]`` int32
     :param slope: ``[block_m]`` float32 or None: ALiBi
-    :param key_cache: at the KV head's elements; ``value_cache``, ``k_scale``, ``v_scale``, ``key_offsets`` likewise
+    :param key_cache: pointer to the KV head's elements; ``value_cache``, ``k_scale``, ``v_scale``, ``key_offsets``
+        likewise
     :param block_table: pointer to the sequence's table
     :param begin: a multiple of ``block_n``
-    :param first_key: no key, scale or table entry below is read, nor one from ``end`` on: there may be NaN, or no block
+    :param first_key: no key, scale or table entry before it or from ``end`` on is read: there may be NaN or no block
     :param masked: False: every query sees every key of ``begin .. end - 1``, a whole number of tiles
     :returns: sums, peak, total
     """
@@ -156,8 +158,9 @@ def attend(
     stored_dim: tl.constexpr = head_dim // 2 if quantized else head_dim
     dim = tl.arange(0, rows[0].shape[1])
     position = begin + tl.arange(0, block_n)
-    # Looked up per key, since a tile may straddle blocks, and a tile ahead: with the look-up and the loads that depend
-    # on it in one turn, Triton 3.6 keeps one buffer of keys and waits for it; so it keeps num_stages of them in flight.
+    # Blocks are looked up per key, since a tile may straddle blocks, and one tile ahead: with the lookup and the loads
+    # that depend on it in one iteration, Triton 3.6 keeps a single buffer of keys and waits for it. This way it keeps
+    # num_stages of them in flight.
     present = position < end if window is None else (position >= first_key) & (position < end)
     block = tl.load(block_table + position.to(tl.uint32) // block_size, mask=present, other=0)
     for first in range(begin, end, block_n):
@@ -167,11 +170,11 @@ def attend(
         mask = present[:, None]
         if rows[0].shape[1] != stored_dim:
             mask = mask & (dim < stored_dim)[None, :]
-        slot = position.to(tl.uint32) % block_size  # one instruction, where a signed number takes four
-        wide = block.to(tl.uint32).to(tl.int64)  # blocks past 2**31 elements
+        slot = position.to(tl.uint32) % block_size  # one instruction; four for a signed number
+        wide = block.to(tl.uint32).to(tl.int64)  # a pool may have more than 2**31 elements
         element = (wide * block_stride + slot * slot_stride)[:, None] + dim[None, :]
 
-        if quantized:  # before the product that hides their loading
+        if quantized:  # loaded before the product, which hides the latency
             scale_element = (wide * scale_block_stride + slot * scale_slot_stride)[:, None]
             of_keys = tl.arange(0, 2)[None, :] == 0
             scales = tl.where(of_keys, k_scale + scale_element, v_scale + scale_element)
@@ -185,7 +188,7 @@ def attend(
             even, odd = split_codes(stored, decoder)
             scores = tl.dot(rows[0], tl.trans(even), input_precision="ieee")
             scores = tl.dot(rows[1], tl.trans(odd), scores, input_precision="ieee")
-            # The product is scaled rather than the keys: codes are exact, and scores are fewer than elements of keys.
+            # Scores are scaled instead of keys: codes are exact, and there are fewer scores than elements of keys.
             scores *= key_scales[None, :]
             if key_offsets is not None:
                 offset = key_offsets + first // SPAN * offset_stride + 2 * dim
@@ -197,7 +200,7 @@ def attend(
             scores = tl.dot(rows[0], tl.trans(stored.to(rows[0].dtype)), input_precision="ieee")
         unit = factor * (scale * LOG2_E)
         if softcap is not None:
-            # tanh(x) = 1 - 2 / (exp(2 x) + 1), right at both infinities.
+            # tanh(x) = 1 - 2 / (exp(2 x) + 1), which is correct at both infinities.
             exponential = tl.exp2(scores * (unit * (2.0 / softcap))[:, None])
             scores = (softcap * LOG2_E) * (1.0 - 2.0 / (exponential + 1.0))
             unit = tl.full(unit.shape, 1.0, tl.float32)
@@ -212,20 +215,20 @@ def attend(
             scores = tl.where(visible, scores, float("-inf"))
 
         if quantized:
-            # Weights times scales of values are at most 1 so, and those too small for float16 do not matter beside it.
-            # Bounds leave the weights within float32's range, whatever the scales are.
+            # With this anchor, weights times value scales are at most about 1, and products too small for float16 are
+            # negligible. Bounding the scales keeps weights within float32's range for any scales.
             bounded = tl.minimum(tl.maximum(value_scales, SMALLEST_SCALE), LARGEST_SCALE)
-            # The bits of a number grow nearly as its logarithm does: within 0.09 of it.
+            # A float's bits as an integer approximate its base-2 logarithm within 0.09.
             logarithm = bounded.to(tl.int32, bitcast=True).to(tl.float32) * 2.0**-23 - 127.0
             greatest = tl.max(scores * unit[:, None] + logarithm[None, :], 1)
         else:
-            # The unit is positive, so it may be applied after the maximum: one multiplication per row, and below it
-            # becomes part of a fused multiply-add.
+            # The unit is positive, so it can be applied after the maximum: once per row here, and below as part of a
+            # fused multiply-add.
             greatest = tl.max(scores, 1) * unit
         new_peak = tl.maximum(peak, greatest)
         anchor = new_peak
         if masked:
-            anchor = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # nothing seen yet: not -inf - -inf
+            anchor = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # avoid -inf - -inf before the first key
         weights = tl.exp2(scores * unit[:, None] - anchor[:, None])
         decay = tl.exp2(peak - anchor)
         peak = new_peak
@@ -249,7 +252,7 @@ def attend(
 
 @triton.jit
 def joined(sums: tl.tuple) -> tl.tensor:
-    """Return the sums of all elements of a head ``[block_m, padded head size]``."""
+    """Return the sums with even and odd elements interleaved, ``[block_m, padded head size]``."""
     return sums[0] if len(sums) == 1 else tl.interleave(sums[0], sums[1])
 
 
@@ -259,11 +262,11 @@ def normalize(
 ) -> tl.tensor:
     """Divide finished rows ``[block_m, padded head size]`` by their totals; rows whose query saw no key become zero.
 
-    :param sinks: one more logit per head in the denominator, or None
+    :param sinks: an extra logit per head in the denominator, or None
     :param head: ``[block_m]`` int32
     """
     if sinks is not None:
         sink = tl.load(sinks + head, mask=valid, other=0.0) * LOG2_E
-        # It is bounded, since a sink far above every score would overflow; attention tends to zero there all the same.
+        # Bounded, since a sink far above every score would overflow; attention is nearly zero in that case anyway.
         total += tl.exp2(tl.minimum(sink - peak, 126.0))
     return accumulator / tl.where(total == 0.0, 1.0, total)[:, None]

@@ -1,4 +1,4 @@
-"""Says whether Triton's kernels can run on a device, and how many multiprocessors it has."""
+"""Determines whether Triton kernels can run on a device, and its number of multiprocessors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 __all__ = ["launch_errors", "num_multiprocessors", "why_not"]
 
-# bfloat16 products in hardware begin with Ampere; Triton itself serves nothing older than compute capability 7.0.
+# Ampere is the first with bfloat16 matrix instructions; Triton itself requires compute capability 7.0.
 _OLDEST: Final = (8, 0)
 
 
 @functools.cache
 def why_not(device: torch.device) -> str | None:
-    """Say why Triton's kernels cannot run compiled on a device; return None if they can."""
+    """Return why Triton kernels cannot run compiled on a device, or None if they can."""
     if device.type != "cuda":
         return f"Triton kernels run on CUDA devices, not on {device.type!r}"
     if importlib.util.find_spec("triton") is None:
@@ -30,10 +30,10 @@ def why_not(device: torch.device) -> str | None:
 
 
 def _why_not_started() -> str | None:
-    """Start Triton's driver, and say why that fails; return None if it does not.
+    """Start Triton's driver, and return why that fails, or None if it succeeds.
 
-    It has a C compiler build what all launches go through. A launch would meet the same errors, of any class: without a
-    compiler, Python's headers, the device's library where the linker looks, or a directory to keep kernels in.
+    The driver has a C compiler build the launcher. A launch would raise the same errors, of any class: without a
+    compiler, Python's headers, libcuda where the linker looks, or a writable cache directory.
     """
     try:
         importlib.import_module("triton.runtime.driver").driver.active.get_current_target()
@@ -45,15 +45,15 @@ def _why_not_started() -> str | None:
 
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Return how many multiprocessors a device has, each of which runs one or more programs."""
+    """Return the number of multiprocessors of a device, each of which runs one or more programs."""
     if device.type != "cuda":
         return 1  # the interpreter runs one program after another
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def launch_errors() -> tuple[type[Exception], ...]:
-    """Return what a launch may raise on a device that it leaves sound: torch's errors, and those of Triton's compiler
-    and of kernels that ask for more than the device has.
+    """Return the errors that a launch may raise without breaking the device: torch's, and Triton's for failed
+    compilations and kernels that need more resources than the device has.
     """
     if importlib.util.find_spec("triton") is None:
         return (RuntimeError,)

@@ -1,15 +1,15 @@
-"""Decodes matrices of :mod:`paged_sdk.kernels.quantized.triton_blocks` to halves, two weights in each instruction.
+"""Decodes :mod:`paged_sdk.kernels.quantized.triton_blocks` matrices to 16-bit floats, two weights per instruction.
 
-An instruction on a pair of halves takes as long as one on a float32 number, and matrix instructions take halves in
-pairs. So the same field of two words is brought into the mantissas of two halves at once: with the bits of the number
-128 in bfloat16, or 1024 in float16, it makes that number plus the field, exactly. One instruction subtracts it again,
-with the field's offset, and one multiplies by the scale and subtracts the minimum; in between, every number is exact. A
-weight of 4 bits takes 2.2 instructions so, and by float32 numbers 3.5.
+An instruction on a pair of 16-bit floats ("halves": float16 or bfloat16) takes as long as one on a float32 number, and
+matrix instructions take halves in pairs. So the same field of two words is moved into the mantissas of two halves:
+combined with the bits of 128 in bfloat16, or 1024 in float16, it forms that number plus the field, exactly. One
+instruction subtracts that number and the field's offset, and one multiplies by the scale and subtracts the minimum;
+intermediate results are exact. A 4-bit weight takes 2.2 instructions, instead of 3.5 with float32.
 
 Scales and minima are rounded to the weights' dtype first, which changes a weight by less than its own rounding does.
 
-Triton's interpreter knows no assembler: it decodes by :func:`~paged_sdk.kernels.triton.blocks.decode_tile`, and a test
-runs these texts itself.
+Triton's interpreter does not support inline assembly: there, :func:`~paged_sdk.kernels.triton.blocks.decode_tile`
+decodes, and a test executes the assembly written here.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def _twice(half: int) -> int:
 
 @triton.constexpr_function
 def fields_assembly(half: int, bits: int, offset: int, has_minima: bool, is_bfloat16: bool) -> tuple[str, str]:
-    """Write the code that decodes all fields in one half of two words, and its constraints.
+    """Return PTX that decodes all fields in one half of two words, and its operand constraints.
 
-    Operands are the decoded fields; then the two words, their high bits if there are 5 or 6 bits, the scale and, if
-    there is one, the negative minimum: each two halves but for the words, and high bits two integers of 16 bits.
+    Operands are the decoded fields, as pairs of halves; then the two words, their high bits for 5 and 6 bits (a pair of
+    16-bit integers), the scale (a pair of halves) and, if there is one, the negative minimum (likewise).
 
-    :param half: 0 for the lower half of the words, 1 for the upper one
+    :param half: 0 for the lower half of the words, 1 for the upper half
     """
     fields = 2 if bits == 8 else 4
     base, one = (0x4300, 0x3F80) if is_bfloat16 else (0x6400, 0x3C00)
@@ -54,8 +54,8 @@ def fields_assembly(half: int, bits: int, offset: int, has_minima: bool, is_bflo
         if place:
             lines.append(f"shr.u32 moved, words, {place};")
         if seven:
-            # So many bits fit into the mantissa. From 128 and the lower seven, 256 are subtracted without the eighth
-            # bit, and 128 with it: that is the field less 128, its offset.
+            # bfloat16's mantissa has seven bits: out is 128 plus the lower seven. Subtracting 256 if the eighth bit is
+            # clear, and 128 if it is set, gives the field minus its offset of 128.
             lines.append(f"lop3.b32 {out}, {source}, 0x7F007F, {_twice(base):#x}, 0xEA;")
             lines.append(f"lop3.b32 top, {source}, 0x800080, {_twice(base):#x}, 0xAE;")
             lines.append(f"fma.rn.{kind} {out}, top, one, {out};")
@@ -72,7 +72,7 @@ def fields_assembly(half: int, bits: int, offset: int, has_minima: bool, is_bflo
 
 @triton.constexpr_function
 def _high_bits(out: str, field: int, bits: int, high: str) -> list[str]:
-    """Write the code that adds the bits above the lowest four, which are to lie at bit 4."""
+    """Return PTX that inserts a field's high bits at bit 4, above its lowest four."""
     pair, odd = field // 2, field % 2
     place = 4 * odd + (pair if bits == 5 else 2 * pair + 4 * (pair // 2))
     mask = _twice(0x10 if bits == 5 else 0x30)
@@ -87,9 +87,9 @@ def _high_bits(out: str, field: int, bits: int, high: str) -> list[str]:
 
 @triton.constexpr_function
 def scales_assembly(has_minima: bool, has_supers: bool, is_bfloat16: bool) -> tuple[str, str]:
-    """Write the code that multiplies out the scales of a chunk, and its constraints.
+    """Return PTX that computes the scales of a chunk, multiplied by supers, and its operand constraints.
 
-    Operands are the halves: two scales, or four if groups have 16 weights; two negative minima, if there are any; then
+    Operands are halves: two scales, or four if groups have 16 weights, and two negative minima if there are any; then
     the word of scales and, if there are any, that of minima, or the supers.
     """
     wide = has_supers and not has_minima
@@ -105,7 +105,7 @@ def scales_assembly(has_minima: bool, has_supers: bool, is_bfloat16: bool) -> tu
         f"mov.b32 minus_base, {_twice(0xE480 if wide else 0xE400):#x};",
     ]
     if has_supers:
-        # A byte below the exponent of 1024 makes 1024 and the byte; a signed one counts from 128 on.
+        # A byte below the exponent of 1024 forms 1024 plus the byte; signed bytes are biased by 128 first.
         if wide:
             lines += [f"xor.b32 signs, {word}, 0x80808080;", f"mov.b32 factor, {{{other}, {other}}};"]
         for i in (0, 1):
@@ -130,7 +130,7 @@ def scales_assembly(has_minima: bool, has_supers: bool, is_bfloat16: bool) -> tu
 
 @triton.constexpr_function
 def _two_halves(source: str, first: int, is_bfloat16: bool) -> list[str]:
-    """Write the code that takes two float16 numbers apart, rounded to the weights' dtype."""
+    """Return PTX that splits a pair of float16 numbers and rounds them to the weights' dtype."""
     out = f"{{${first}, ${first + 1}}}"
     if not is_bfloat16:
         return [f"mov.b32 {out}, {source};"]
@@ -167,7 +167,7 @@ def _scales(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> tl.tuple:
-    """Return the scales of each chunk's groups, or two scales and two negative minima; in ``dtype``."""
+    """Return the scales of each chunk's groups, or two scales and two negative minima, in ``dtype``."""
     code: tl.constexpr = scales_assembly(has_minima, has_supers, dtype == tl.bfloat16)
     text: tl.constexpr = _first(code)
     operands: tl.constexpr = _second(code)
@@ -193,7 +193,7 @@ def _half_of_fields(
     offset: tl.constexpr,
     has_minima: tl.constexpr,
 ) -> tl.tuple:
-    """Decode the fields in one half of each word; scale and minimum have one element for all words of a chunk."""
+    """Decode the fields in one half of each word; scale and minimum have one element per chunk, broadcast to words."""
     code: tl.constexpr = fields_assembly(half, bits, offset, has_minima, dtype == tl.bfloat16)
     text: tl.constexpr = _first(code)
     operands: tl.constexpr = _second(code)
@@ -223,7 +223,7 @@ def decode_fields(
 ) -> tl.tuple:
     """Decode every field of a tile's words, ``[n, block_c, words of a chunk]`` each.
 
-    :param tile: what :func:`~paged_sdk.kernels.triton.blocks.load_tile` returns
+    :param tile: a result of :func:`~paged_sdk.kernels.triton.blocks.load_tile`
     :param dtype: float16 or bfloat16
     """
     words: tl.constexpr = 16 if bits == 8 else 8
@@ -236,7 +236,7 @@ def decode_fields(
     low_minimum = parts[2 if has_minima else 0][:, :, None]
     second = parts[1][:, :, None]
     if group == 16:
-        # Each half of a word has fields of two groups. What is decoded with the other one's scale is never used.
+        # Each half of a word has fields of two groups. Fields decoded with the other group's scale are not used.
         third = parts[2][:, :, None]
         fourth = parts[3][:, :, None]
         a = _half_of_fields(quants, high, low_scale, low_scale, 0, dtype, bits, offset, False)

@@ -1,4 +1,4 @@
-"""Decodes repacked matrices (:mod:`paged_sdk.kernels.quantized.triton_blocks`), within kernels or whole."""
+"""Decodes repacked matrices (:mod:`paged_sdk.kernels.quantized.triton_blocks`), within kernels or to memory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ __all__ = [
     "side_by_side",
 ]
 
-# The float32 number 1. An argument of the kernels, because ptxas makes one instruction of ``(word & mask) | one`` only
-# when one of the two constants is not an immediate.
+# The bits of the float32 number 1. It is passed to kernels as an argument, because ptxas makes one instruction of
+# ``(word & mask) | one`` only if one of the two constants is not an immediate.
 ONE: Final = 0x3F800000
 
 _DECODED_ROWS: Final = 4
@@ -39,7 +39,7 @@ _DECODING_WARPS: Final = 2
 
 
 def dequantize(matrix: TritonBlockMatrix, dtype: torch.dtype) -> Tensor:
-    """Decode the weights, ``[rows, cols]``, as :meth:`TritonBlockMatrix.decoded` does but for their last bits."""
+    """Decode the weights, ``[rows, cols]``; they may differ from :meth:`TritonBlockMatrix.decoded` in the last bits."""
     return _decode(matrix, None, matrix.rows, dtype)
 
 
@@ -81,7 +81,10 @@ def format_arguments(matrix: TritonBlockMatrix, *, prefix: str = "") -> dict[str
 def loop_arguments(
     matrix: TritonBlockMatrix, block_c: int, *, num_matrices: int = 1, prefix: str = ""
 ) -> dict[str, Any]:
-    """Return a kernel's arguments for a loop by ``block_c`` chunks over a row, or over rows of several matrices."""
+    """Return a kernel's arguments for a loop over the chunks of a row, or of rows of several matrices.
+
+    :param block_c: chunks per iteration
+    """
     return {
         f"{prefix}block_c": block_c,
         f"{prefix}masked": num_matrices * matrix.chunks % block_c != 0 or matrix.cols % CHUNK != 0,
@@ -102,13 +105,12 @@ def _half(bits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def decode_pair(words: tl.tensor, high: tl.tensor, one: tl.tensor, pair: tl.constexpr, bits: tl.constexpr) -> tl.tensor:
-    """Decode two fields of each word as float32 numbers in [1, 2): half a shift, one LOP3 and no conversion for each.
+    """Decode two fields of each word as float32 numbers in [1, 2): half a shift, one LOP3 and no conversion per field.
 
-    The bits of a field, placed in the mantissa of 1, make a float without a conversion: the odd field ends at the
-    mantissa's top, which makes ``1 + field / 2**bits``. The even one lies four bits lower, as it does in the word, so
-    that one shift serves both, and is ``1 + field / 2**(bits + 4)``. The code that adds up products subtracts the ones
-    from the sum; they cost at most 10 of float32's 24 bits of precision, and what is left exceeds that of activations
-    of 16 bits.
+    A field's bits, placed in the mantissa of 1, form a float without a conversion. The odd field ends at the mantissa's
+    top, which gives ``1 + field / 2**bits``. The even field is four bits lower, as in the word, so that one shift is
+    enough; it gives ``1 + field / 2**(bits + 4)``. Callers subtract the ones from the sum of products. The ones cost at
+    most 10 of float32's 24 bits of precision; the rest still exceeds that of 16-bit activations.
     """
     top: tl.constexpr = 23 - bits
     if bits == 8:
@@ -122,7 +124,7 @@ def decode_pair(words: tl.tensor, high: tl.tensor, one: tl.tensor, pair: tl.cons
             position: tl.constexpr = pair if bits == 5 else 2 * pair + 4 * (pair // 2)
             above = _shifted(high, top - position)
             mask: tl.constexpr = (1 << (bits - 4)) - 1
-            # This is "or", written so that LLVM keeps the order in which ptxas needs no third instruction.
+            # An "or", written as "xor" so that LLVM keeps an order for which ptxas needs no third instruction.
             even = even ^ (above & (mask << top))
             odd = odd ^ (above & (mask << (top + 4)))
     return even.to(tl.float32, bitcast=True), odd.to(tl.float32, bitcast=True)
@@ -130,7 +132,7 @@ def decode_pair(words: tl.tensor, high: tl.tensor, one: tl.tensor, pair: tl.cons
 
 @triton.jit
 def load_words(pointers: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Load words, and zeros where ``mask`` is False; without a mask all words are loaded."""
+    """Load words, with zeros where ``mask`` is False. None: load all words."""
     return tl.load(pointers) if mask is None else tl.load(pointers, mask=mask, other=0)
 
 
@@ -153,7 +155,7 @@ def load_scale_words(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> tl.tuple:
-    """Load what the scales of some chunks are made of: scales, minima, supers; scales stand for what there is not."""
+    """Load the words of scales, minima and supers of chunks; missing parts are replaced by the scales."""
     scales = load_words(scales_ptr + row * chunks + chunk, mask)
     minima = scales
     supers = scales
@@ -166,7 +168,7 @@ def load_scale_words(
 
 @triton.jit
 def scale_parts(words: tl.tuple, has_minima: tl.constexpr, has_supers: tl.constexpr) -> tl.tuple:
-    """Return scales, minima, supers and supers of the minima; ``words`` come from :func:`load_scale_words`."""
+    """Return scales, minima, and the supers of each, from the result of :func:`load_scale_words`."""
     scales, minima, supers = words
     super_scale = 1.0
     super_minimum = 1.0
@@ -183,7 +185,7 @@ def scale_parts(words: tl.tuple, has_minima: tl.constexpr, has_supers: tl.conste
 def group_scale(
     parts: tl.tensor, index: tl.constexpr, unit: tl.constexpr, has_minima: tl.constexpr, has_supers: tl.constexpr
 ) -> tl.tensor:
-    """Compute ``unit`` times the scale of each chunk's group ``index``; ``parts`` come from :func:`scale_parts`."""
+    """Compute ``unit`` times the scale of each chunk's group ``index``, from the result of :func:`scale_parts`."""
     if has_supers:
         unsigned, signed = (parts[0] >> (8 * index)) & 255, (parts[0] << (24 - 8 * index)) >> 24
         number = unsigned if has_minima else signed
@@ -220,7 +222,7 @@ def load_tile(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> tl.tensor:
-    """Load words of ``block_c`` chunks of some rows, their high bits and words of scales; ``row`` is ``[n, 1]``."""
+    """Load the words of ``block_c`` chunks of rows ``[n, 1]``, their high bits and the words of their scales."""
     words: tl.constexpr = 16 if bits == 8 else 8
     word = tl.arange(0, block_c * words)[None, :]
     chunk = start + tl.arange(0, block_c)[None, :]
@@ -250,10 +252,10 @@ def decode_tile(
 ) -> tl.tensor:
     """Decode two fields in group ``index`` of each chunk, ``[n, block_c, words of a chunk]`` each, exactly.
 
-    Scales are multiplied with the weights in three dimensions: broadcast over a chunk's words first, they would pass
-    through shared memory at that size.
+    Scales and weights are multiplied as three-dimensional tensors: broadcast over a chunk's words first, scales would
+    pass through shared memory at that size.
 
-    :param tile: what :func:`load_tile` returns
+    :param tile: a result of :func:`load_tile`
     """
     words: tl.constexpr = 16 if bits == 8 else 8
     levels: tl.constexpr = 1 << bits
@@ -272,7 +274,7 @@ def decode_tile(
 
 @triton.jit
 def side_by_side(fields: tl.tuple) -> tl.tensor:
-    """Bring the fields of words ``[n, chunks, words]`` in the order of their weights, ``[n, chunks, .., words]``."""
+    """Arrange the fields of words, ``[n, chunks, words]`` each, in the order of weights, ``[n, chunks, .., words]``."""
     low = tl.join(tl.join(fields[0], fields[1]), tl.join(fields[2], fields[3]))
     if len(fields) == 4:
         ordered = tl.permute(low, (0, 1, 4, 3, 2))
@@ -304,11 +306,10 @@ def _dequantize_kernel(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> None:
-    """Write the weights ``out[n, k]`` of row n, or of row ``indices[n]`` where indices are given.
+    """Write the weights ``out[n, k]`` of row n, or of row ``indices[n]`` if indices are given.
 
-    A word's fields are weights far apart: written as they are decoded, each store would be of 8 bytes, a quarter of
-    what memory takes at once. So they pass through shared memory first, in the order of the weights, and are written 16
-    bytes a thread, side by side.
+    The fields of a word are weights far apart: written as decoded, each store would be of 8 bytes, a quarter of a
+    memory transaction. So they are reordered through shared memory first, and each thread writes 16 contiguous bytes.
     """
     words: tl.constexpr = 16 if bits == 8 else 8
     pairs: tl.constexpr = 32 // words

@@ -1,4 +1,4 @@
-"""Counts the kernels that Triton has compiled."""
+"""Counts compiled kernels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["CompiledKernels"]
 
 
 class CompiledKernels:
-    """Counts variants of this package's kernels, of all that this process has compiled for a device or loaded for it
-    from Triton's cache.
+    """Counts the variants of this package's kernels that this process has compiled for a device, or loaded from
+    Triton's cache.
 
     :param device: the index of the device
     """
@@ -25,7 +25,7 @@ class CompiledKernels:
         for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
             own = importlib.import_module(f"{__package__}.{module.name}")
             found |= {name: each for name, each in vars(own).items() if isinstance(each, JITFunction)}
-        # Triton documents these caches no more than that it has any.
+        # Triton does not document the structure of these caches.
         self._caches: dict[str, Mapping[int, Any]] = {
             name: getattr(kernel, "device_caches", {}) for name, kernel in found.items()
         }
@@ -33,9 +33,9 @@ class CompiledKernels:
 
     @property
     def total(self) -> int:
-        """Return how many there are."""
+        """Return the number of variants of all kernels."""
         return sum(len(caches[self._device][0]) for caches in self._caches.values() if self._device in caches)
 
     def by_name(self) -> Mapping[str, int]:
-        """Return how many variants there are of each kernel."""
+        """Return the number of variants by kernel name."""
         return {name: len(caches[self._device][0]) for name, caches in self._caches.items() if self._device in caches}

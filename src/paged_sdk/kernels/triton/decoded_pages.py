@@ -1,4 +1,4 @@
-"""Reads keys and values out of the pages of an f8e4m3 cache, decoded, one after another."""
+"""Gathers and decodes keys and values from the pages of an f8e4m3 cache to contiguous tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_sdk.kernels.triton.attention_tile import SPAN
 
 __all__ = ["gather_decoded"]
 
-_ELEMENTS: Final = 4096  # of a head's vectors to a program
+_ELEMENTS: Final = 4096  # elements per program
 _DECODER: tl.constexpr = tl.constexpr(int(Decoder.PLAIN))
 
 
@@ -28,7 +28,7 @@ def gather_decoded(cache: LayerCache, slots: Tensor, positions: Tensor, dtype: t
         return keys, values
     padded = triton.next_power_of_2(head_dim // 2)
     block_k = max(1, _ELEMENTS // (2 * padded))
-    # Neighboring programs take heads, which lie side by side.
+    # Neighboring programs process neighboring heads, which are adjacent in memory.
     _gather_decoded_kernel[(num_heads, triton.cdiv(num_keys, block_k), 2)](
         as_pairs(cache.key),
         as_pairs(cache.value),
@@ -66,7 +66,7 @@ def _gather_decoded_kernel(
     padded: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    """Decode the keys or the values of some slots and one head."""
+    """Decode one head's keys or values of a block of slots."""
     head = tl.program_id(0)
     key = tl.program_id(1) * block_k + tl.arange(0, block_k)
     present = key < num_keys

@@ -11,11 +11,11 @@ __all__ = ["sort_by_expert"]
 
 
 def sort_by_expert(topk_ids: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor]:
-    """Order pairs by expert and cut them into tiles, without waiting for the device.
+    """Sort pairs of token and expert by expert, and divide them into tiles, without waiting for the device.
 
-    :returns: ``pairs`` ``[num_pairs]`` int32, by expert, and ``tiles`` ``[3, num_tiles]`` int32: each tile's expert,
-        its first place in ``pairs``, and its expert's last place plus one. Tiles past the last have expert
-        ``num_experts`` or more
+    :returns: ``pairs`` ``[num_pairs]`` int32, sorted by expert; and ``tiles`` ``[3, num_tiles]`` int32: each tile's
+        expert, the index of its first pair in ``pairs``, and the end of its expert's pairs. ``num_tiles`` is an upper
+        bound: unused tiles have expert ``num_experts`` or more
     """
     num_pairs = topk_ids.numel()
     num_tiles = (num_pairs + min(num_experts, num_pairs) * (block_m - 1)) // block_m
@@ -25,7 +25,7 @@ def sort_by_expert(topk_ids: Tensor, num_experts: int, block_m: int) -> tuple[Te
     tiles = torch.empty(3, num_tiles, dtype=torch.int32, device=topk_ids.device)
     _rank[(triton.cdiv(num_pairs, 256),)](topk_ids, counts, ranks, num_pairs, block=256)
     padded_experts = triton.next_power_of_2(num_experts)
-    block = min(256, max(16, 8192 // padded_experts))  # each program compares so many items with all experts
+    block = min(256, max(16, 8192 // padded_experts))  # items per program, each compared with all experts
     _place[(triton.cdiv(max(num_pairs, num_tiles), block),)](
         topk_ids,
         counts,
@@ -44,7 +44,7 @@ def sort_by_expert(topk_ids: Tensor, num_experts: int, block_m: int) -> tuple[Te
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _rank(topk_ids: tl.tensor, counts: tl.tensor, ranks: tl.tensor, num_pairs: tl.tensor, block: tl.constexpr) -> None:
-    """Count each expert's pairs, and rank them as they are counted; no result depends on the order."""
+    """Count each expert's pairs, and rank pairs within their expert. Ranks vary from run to run, results do not."""
     pair = tl.program_id(0) * block + tl.arange(0, block)
     valid = pair < num_pairs
     expert = tl.load(topk_ids + pair, mask=valid, other=0)
@@ -66,7 +66,7 @@ def _place(
     block_m: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Write each pair to its place, and what each tile holds; a program takes equally many of both."""
+    """Write pairs in sorted order, and describe tiles; each program handles ``block`` of both."""
     expert = tl.arange(0, padded_experts)
     count = tl.load(counts + expert, mask=expert < num_experts, other=0)
     end = tl.cumsum(count, 0)

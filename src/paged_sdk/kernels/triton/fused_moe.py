@@ -1,9 +1,9 @@
-"""Computes a mixture of experts: by two kernels while the tokens are few, by grouped matrix products beyond.
+"""Computes a mixture of experts: with two kernels for few tokens, with grouped matrix products for many.
 
-A pair is a token and one of its experts; pair ``p`` is token ``p // num_selected``. Few pairs hardly ever share an
-expert: each multiplies its expert's matrices on its own, as vectors. Many pairs are sorted by expert, on the device,
-and cut into tiles of rows of one expert each, so that an expert's matrices are read once for all its tokens. Only the
-device knows how many tiles there are: the grid is the most there can be, and programs beyond the last tile return.
+A pair is a token and one of its experts; pair ``p`` is of token ``p // num_selected``. Few pairs rarely share an
+expert, so each pair is multiplied by its expert's matrices as a vector. Many pairs are sorted by expert on the device
+and divided into tiles of one expert each, so that an expert's matrices are read once for all its tokens. Only the
+device knows the number of tiles: the grid is an upper bound, and programs beyond the last tile exit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tenso
     hidden, topk_weights, topk_ids = hidden.contiguous(), topk_weights.contiguous(), topk_ids.contiguous()
     if num_tokens == 0:
         return torch.empty_like(hidden)
-    # Up to so many pairs, an expert rarely has two, and is then read from the cache the second time.
+    # With so few pairs, an expert rarely has two, and its matrices are then read from the L2 cache the second time.
     if num_tokens == 1 or num_tokens * num_selected <= num_experts // 2:
         return _few_pairs(hidden, gate_up, down, topk_weights, topk_ids)
     return _many_pairs(hidden, gate_up, down, topk_weights, topk_ids)
@@ -36,7 +36,7 @@ def _few_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tens
     num_tokens, num_selected = topk_ids.shape
     num_pairs = num_tokens * num_selected
     activated = hidden.new_empty(num_pairs, intermediate_size)
-    # Each program has loads of about 16 KiB in flight, and there are some hundred programs for one token.
+    # Each program has about 16 KiB of loads in flight, and one token has some hundred programs.
     block_n = 8
     _gate_up_of_pairs[num_pairs, triton.cdiv(intermediate_size, block_n)](
         hidden,
@@ -78,7 +78,7 @@ def _many_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Ten
     pairs, tiles = sort_by_expert(topk_ids, num_experts, tile.block_m)
     num_tiles = tiles.shape[1]
     activated = hidden.new_empty(num_pairs, intermediate_size)
-    block_n = tile.block_n // 2  # rows of gate and as many of up
+    block_n = tile.block_n // 2  # rows of gate, and the same number of up
     _gate_up_of_tiles[(num_tiles * triton.cdiv(intermediate_size, block_n),)](
         hidden,
         gate_up,
@@ -97,7 +97,7 @@ def _many_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Ten
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    # Rounded to halves, products that nearly cancel each other would leave their rounding errors.
+    # In float32: the outputs of a token's experts may nearly cancel, which would leave the rounding errors of 16 bits.
     weighted = hidden.new_empty(num_tokens, num_selected, hidden_size, dtype=torch.float32)
     _down_of_tiles[(num_tiles * triton.cdiv(hidden_size, tile.block_n),)](
         activated,
@@ -122,9 +122,9 @@ def _many_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Ten
 
 @frozen
 class _Tile:
-    """Says how large the tiles of a grouped product are.
+    """Describes the tile sizes of a grouped product.
 
-    :ivar block_m: rows of one expert
+    :ivar block_m: pairs of one expert
     :ivar block_n: rows of the expert's matrix
     :ivar block_k: elements of a row that are read at once
     """
@@ -137,7 +137,7 @@ class _Tile:
 
 
 def _choose_tile(rows_per_expert: float, dtype: torch.dtype) -> _Tile:
-    """Choose tiles that hold 1.5 times as many rows as an expert has on average: a second tile reads weights again."""
+    """Choose tiles for 1.5 times an expert's average number of rows, since a second tile would read weights again."""
     block_m = min(max(triton.next_power_of_2(int(rows_per_expert * 1.5)), 16), 128)
     if dtype is torch.float32:  # without tensor cores
         return _Tile(min(block_m, 64), 64, 32, num_warps=4, num_stages=3)
@@ -218,7 +218,7 @@ def _down_of_tiles(
     block_k: tl.constexpr,
     upcast: tl.constexpr,
 ) -> None:
-    """Compute ``weight * down @ activated`` for the pairs of a tile, and write it in the order of tokens."""
+    """Compute ``weight * down @ activated`` for the pairs of a tile, and write results in the order of pairs."""
     blocks_per_tile: tl.constexpr = (hidden_size + block_n - 1) // block_n
     tile = tl.program_id(0) // blocks_per_tile
     expert = tl.load(tiles + tile).to(tl.int64)
@@ -260,7 +260,7 @@ def _gate_up_of_pairs(
     block_n: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    """Compute ``silu(gate @ x) * (up @ x)`` for one pair; rows are summed at the end, as that crosses threads."""
+    """Compute ``silu(gate @ x) * (up @ x)`` for one pair; threads' sums are reduced once, at the end."""
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(topk_ids + pair).to(tl.int64)
     column = tl.program_id(1) * block_n + tl.arange(0, block_n)
@@ -296,7 +296,7 @@ def _down_of_tokens(
     block_n: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    """Compute the sum of ``weight * down @ activated`` for one token, all experts at once for more loads in flight."""
+    """Compute one token's sum of ``weight * down @ activated``, with all experts' loads in flight at once."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, padded_selected)
     pair = token * num_selected + slot

@@ -13,10 +13,18 @@ from torch import Tensor
 
 from paged_sdk.kernels.fp8 import ERROR_STEPS, PEAK_CODES
 
-__all__ = ["cache_heads", "copy_blocks", "reshape_and_cache"]
+__all__ = [
+    "as_bytes",
+    "cache_heads",
+    "copy_blocks",
+    "num_warps",
+    "reshape_and_cache",
+    "scale_of_heads",
+    "store_head_parts",
+]
 
-_ELEMENTS: Final = 1024  # of heads to a program
-_COPIED_BYTES: Final = 8192  # to a program
+_ELEMENTS: Final = 1024  # elements per program
+_COPIED_BYTES: Final = 8192  # bytes copied per program
 
 _FIRST_PEAK: tl.constexpr = tl.constexpr(PEAK_CODES.start)
 _PAST_PEAKS: tl.constexpr = tl.constexpr(PEAK_CODES.stop)
@@ -68,7 +76,7 @@ def copy_blocks(
     k_scales: Sequence[Tensor] = (),
     v_scales: Sequence[Tensor] = (),
 ) -> None:
-    """See :func:`paged_sdk.kernels.kv_cache.copy_blocks`; pairs are on the caches' device.
+    """See :func:`paged_sdk.kernels.kv_cache.copy_blocks`; pairs must be on the caches' device.
 
     One launch copies the caches of all layers, and one their scales.
     """
@@ -96,32 +104,32 @@ def _copy_alike(caches: Sequence[Tensor], block_pairs: Tensor) -> None:
 
 @functools.lru_cache(maxsize=8)
 def _address_table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    """Make a table of the caches' addresses, and keep it: no later call waits for its copy or records it in a graph."""
+    """Make a table of the caches' addresses, cached so that later calls, or CUDA graphs, need no copy of it."""
     return torch.tensor(addresses, dtype=torch.int64, device=device)
 
 
 def num_warps(scale: Tensor | None) -> int:
     """Return the number of warps of a program that writes 1024 elements.
 
-    Choosing the scales of an f8e4m3 cache takes each thread 1,900 instructions with two warps, 800 with eight
-    (compiled for sm_90).
+    Choosing the scales of an f8e4m3 cache takes 1,900 instructions per thread with two warps, 800 with eight (compiled
+    for sm_90).
     """
     return 2 if scale is None else 8
 
 
 def as_bytes(cache: Tensor) -> Tensor:
-    """View an f8e4m3 cache as bytes: codes are made without the hardware's conversion, which Ampere does not have."""
+    """View an f8e4m3 cache as bytes: kernels encode by integer operations, since Ampere has no conversion to FP8."""
     return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
 
 
 @triton.jit
 def _encode_f8e4m3(x: tl.tensor) -> tl.tensor:
-    """Return the f8e4m3 code nearest to each number below 464, ties to even; NaN stays NaN."""
+    """Return the f8e4m3 code nearest to each number of magnitude below 464, ties to even; NaN stays NaN."""
     bits = x.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
-    # Rounding is at bit 20, whose carry may raise the exponent; then float32's bias of 127 becomes 7.
+    # Round at bit 20, where a carry may raise the exponent; then change float32's exponent bias of 127 to 7.
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
-    # Below 2**-6 the code counts steps of 2**-9, the last bit of numbers from 2**14 on.
+    # Below 2**-6 codes are multiples of 2**-9, which is the last bit of float32 numbers from 2**14 on.
     counted = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     code = tl.where(magnitude < 0x3C800000, counted, normal)
     code = tl.where(magnitude > 0x7F800000, 0x7F, code)
@@ -130,7 +138,7 @@ def _encode_f8e4m3(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _divide(x: tl.tensor, y: tl.tensor) -> tl.tensor:
-    """Divide with IEEE's rounding, as Triton's own division is an approximation."""
+    """Divide with IEEE rounding: Triton's default division is approximate."""
     return tl.math.div_rn(x, y)
 
 
@@ -141,23 +149,23 @@ def _reciprocal(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _peak_of_heads(x: tl.tensor) -> tl.tensor:
-    """Return the largest magnitude of each row as float32 bits, in whose order NaN is the largest: it is not lost."""
+    """Return the largest magnitude of each row as float32 bits; as integers, NaN compares largest and is not lost."""
     return tl.max(x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
 
 
 @triton.jit
 def _squared_error(x: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """Compute the squared error of rounding each row to codes, in squares of a step of its scale."""
-    # The product's magnitude is taken, so that no compiler fuses the product with the subtraction.
+    """Compute the squared error of rounding each row to codes, in units of ``(scale / ERROR_STEPS) ** 2``."""
+    # The abs after the product keeps compilers from fusing the product with the subtraction.
     ratio = tl.abs(x.to(tl.float32) * _reciprocal(scale)[:, None])
     nearest = ((ratio.to(tl.int32, bitcast=True) + 0x80000) & -0x100000).to(tl.float32, bitcast=True)
-    steps = ((ratio - nearest) * _ERROR_STEPS + 12582912.0) - 12582912.0  # 1.5 * 2**23: rounded to nearest even
+    steps = ((ratio - nearest) * _ERROR_STEPS + 12582912.0) - 12582912.0  # adding 1.5 * 2**23 rounds to nearest even
     return tl.sum((steps * steps).to(tl.int32), 1)
 
 
 @triton.jit
 def scale_of_heads(parts: tl.tuple) -> tl.tensor:
-    """Choose the scale of each head, given its elements ``[block_h, some]`` in parts."""
+    """Choose the scale of each head; its elements are given in parts, ``[block_h, ...]`` each."""
     bits = _peak_of_heads(parts[0])
     for part in tl.static_range(1, len(parts)):
         bits = tl.maximum(bits, _peak_of_heads(parts[part]))
@@ -181,7 +189,7 @@ def scale_of_heads(parts: tl.tuple) -> tl.tensor:
 def store_head_parts(
     pointers: tl.tensor, x: tl.tensor, scale: tl.tensor, mask: tl.tensor, quantized: tl.constexpr
 ) -> None:
-    """Store elements of some heads, as they are or divided by their head's scale."""
+    """Store elements of heads, either unquantized or as codes, divided by their head's scale."""
     if quantized:
         codes = x.to(tl.float32) * _reciprocal(scale)[:, None]
         tl.store(pointers, _encode_f8e4m3(codes), mask=mask)
@@ -201,7 +209,7 @@ def cache_heads(
     head_dim: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Write some heads ``[block_h, block]`` of one token into its slot."""
+    """Write heads ``[block_h, block]`` of one token into its slot."""
     place = slot * num_heads + head
     pointers = cache_ptr + place[:, None] * head_dim + tl.arange(0, block)[None, :]
     if scale_ptr is not None:

@@ -1,7 +1,7 @@
-"""Adds low-rank updates to rows of a linear layer, each row's from memory that a table names.
+"""Adds low-rank updates to the outputs of a linear layer, with each row's adapter looked up in a table of addresses.
 
-What a launch reads of the host is the same for every step: so it can be recorded, and adapters come and go by changing
-the table. One pair of kernels serves all matrices of a layer.
+Launch arguments are the same for every step, so launches can be recorded in CUDA graphs; adapters are added and removed
+by changing the table. One pair of kernels serves all matrices of a layer.
 """
 
 from __future__ import annotations
@@ -12,29 +12,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["FIELDS", "RANK_TILE", "add_lora_by_slot_"]
+from paged_sdk.kernels.lora_table import TableField
 
-FIELDS: Final = 4
-"""Numbers of the table for each matrix: the addresses of both matrices of an update and of its gains (0: none), and its
-rank (0: no update)."""
+__all__ = ["RANK_TILE", "add_lora_by_slot_"]
+
 RANK_TILE: Final = 16
-_COLUMNS: Final = 256  # of the input, that a program reads at a time
+_COLUMNS: Final = 256  # input columns that a program reads at a time
 _OUTPUTS: Final = 128
+_FIELDS: tl.constexpr = tl.constexpr(len(TableField))
+_DOWN: tl.constexpr = tl.constexpr(int(TableField.DOWN))
+_UP: tl.constexpr = tl.constexpr(int(TableField.UP))
+_GAINS: tl.constexpr = tl.constexpr(int(TableField.GAINS))
+_RANK: tl.constexpr = tl.constexpr(int(TableField.RANK))
 
 
 def add_lora_by_slot_(
     out: Tensor, x: Tensor, slots: Tensor, table: Tensor, starts: Tensor, shrunk: Tensor, *, widest: int
 ) -> None:
-    """Do what :func:`paged_sdk.kernels.lora.add_lora_` does, for one adapter in each row.
+    """Add each row's adapter update to a linear layer's outputs; see :func:`paged_sdk.kernels.lora.add_lora_`.
 
     :param out: ``[num_rows, out_features]``, with adjacent columns; changed in place
     :param x: ``[num_rows, in_features]`` of the dtype of the updates, with adjacent columns
-    :param slots: ``[num_rows]`` int64: each row's place in the table; -1: it has no adapter
-    :param table: ``[num_slots, num_matrices, 4]`` int64: see :data:`FIELDS`
-    :param starts: ``[num_matrices + 1]`` int32: where each matrix's outputs begin
-    :param shrunk: ``[num_rows, num_matrices, ranks]`` float32, for ranks up to a multiple of :data:`RANK_TILE`;
-        overwritten
-    :param widest: the outputs of the widest matrix
+    :param slots: ``[num_rows]`` int64: each row's slot in the table; -1: no adapter
+    :param table: ``[num_slots, num_matrices, 4]`` int64: see :class:`~paged_sdk.kernels.lora_table.TableField`
+    :param starts: ``[num_matrices + 1]`` int32: the first output of each matrix, and the end
+    :param shrunk: ``[num_rows, num_matrices, ranks]`` float32 scratch; ``ranks`` is the largest rank, a multiple of
+        :data:`RANK_TILE`
+    :param widest: the number of outputs of the widest matrix
     """
     num_rows, (num_matrices, ranks) = len(x), shrunk.shape[1:]
     grid = (num_rows, num_matrices, ranks // RANK_TILE)
@@ -62,15 +66,15 @@ def _shrink(
     tile: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Multiply a row by some ranks of the first matrix."""
+    """Multiply a row of ``x`` by a tile of ranks of the down matrix."""
     row, matrix = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots_ptr + row)
     if slot >= 0:
-        entry = table_ptr + slot * slot_stride + matrix * 4
-        rank = tl.load(entry + 3)
+        entry = table_ptr + slot * slot_stride + matrix * _FIELDS
+        rank = tl.load(entry + _RANK)
         first = tl.program_id(2) * tile
         if first < rank:
-            down = tl.load(entry).to(x_ptr.dtype)
+            down = tl.load(entry + _DOWN).to(x_ptr.dtype)
             own = first + tl.arange(0, tile)
             total = tl.zeros([tile], dtype=tl.float32)
             for start in range(0, in_features, block):
@@ -101,17 +105,17 @@ def _expand(
     tile: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Multiply the ranks of a row by some outputs of the second matrix, and add them."""
+    """Multiply a row's ranks by a block of outputs of the up matrix, and add the result to the outputs."""
     row, matrix = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots_ptr + row)
     if slot >= 0:
-        entry = table_ptr + slot * slot_stride + matrix * 4
-        rank = tl.load(entry + 3)
+        entry = table_ptr + slot * slot_stride + matrix * _FIELDS
+        rank = tl.load(entry + _RANK)
         begin, end = tl.load(starts_ptr + matrix), tl.load(starts_ptr + matrix + 1)
         output = tl.program_id(2) * block + tl.arange(0, block)
         inside = output < end - begin
         if (rank > 0) & (tl.program_id(2) * block < end - begin):
-            up = tl.load(entry + 1).to(like_ptr.dtype)
+            up = tl.load(entry + _UP).to(like_ptr.dtype)
             total = tl.zeros([block], dtype=tl.float32)
             for first in range(0, rank, tile):
                 own = first + tl.arange(0, tile)
@@ -124,7 +128,7 @@ def _expand(
                 total += tl.sum(weights * inputs[:, None], 0)
             place = out_ptr + row * out_stride + begin + output
             before = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-            gains = tl.load(entry + 2)
+            gains = tl.load(entry + _GAINS)
             if gains != 0:
                 factors = gains.to(shrunk_ptr.dtype) + output
                 before = before * tl.load(factors, mask=inside, other=1.0)

@@ -1,4 +1,4 @@
-"""Normalizes rows by their root mean square; each program reads some rows once."""
+"""Normalizes rows by their root mean square; each row is read once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 __all__ = ["add_rms_norm", "rms_norm"]
 
-_ELEMENTS: Final = 2048  # to a program, where rows are shorter: heads of queries and keys
+_ELEMENTS: Final = 2048  # elements per program; shorter rows (heads of queries and keys) share a program
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -24,7 +24,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Launch the kernel; return the normalized rows, and the sum with the residual or ``x`` itself."""
+    """Launch the kernel; return the normalized rows, and ``x + residual``, or ``x`` itself without a residual."""
     size = x.shape[-1]
     num_heads = weight.numel() // size
     rows = _by_heads(x, num_heads)
@@ -57,7 +57,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
 
 
 def _by_heads(x: Tensor, num_heads: int) -> Tensor:
-    """Reshape to ``[n, num_heads, size]`` with adjacent columns, a view where the strides of ``x`` allow."""
+    """Reshape to ``[n, num_heads, size]`` with adjacent columns, as a view if the strides of ``x`` allow."""
     rows = x.reshape(-1, num_heads, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 

@@ -1,4 +1,4 @@
-"""Attends over pages for any batch: it chooses which of the two kernels takes which rows."""
+"""Computes paged attention of any batch, choosing the decode or the prefill kernel for its rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paged_sdk.kernels.triton.paged_prefill import paged_prefill_attention
 
 __all__ = ["paged_attention"]
 
-# Rows of queries of a KV head that one tile of the decode kernel can hold, and the fewest that a tile has.
+# The largest and smallest number of query rows per KV head in a tile of the decode kernel.
 _DECODE_ROWS: Final = 64
 _FEWEST_ROWS: Final = 16
 
@@ -25,24 +25,24 @@ _FEWEST_ROWS: Final = 16
 def paged_attention(
     query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOptions, *, out: Tensor | None = None
 ) -> Tensor:
-    """Do what :func:`~paged_sdk.kernels.paged_attention.paged_attention` does, by Triton kernels.
+    """Implement :func:`~paged_sdk.kernels.paged_attention.paged_attention` with Triton kernels.
 
-    The decode kernel takes a batch of rows that each fit one of its tiles (decoding, drafts), or whose tiles alone
-    would leave multiprocessors idle (the rest of a prompt after a cached prefix). In any other batch the prefill kernel
-    takes the rows of several tokens, and the decode kernel those of so few that they fit its smallest tile: beside
-    chunks of prompts, a program that walks through a long context alone would be the last to end.
+    The decode kernel serves batches whose rows each fit in one of its tiles (decodes, drafts), or whose tiles alone
+    would leave multiprocessors idle (the rest of a prompt after a cached prefix). In other batches the prefill kernel
+    serves rows of several tokens, and the decode kernel rows that fit in its smallest tile: if one program processed a
+    long context alone beside prompt chunks, it would finish last.
 
-    Nothing waits for the device; launches are sized by the host integers only. Query tokens past the last row's, and no
-    others, are left unwritten.
+    Nothing waits for the device; launches are sized by host integers only. Only query tokens after the last row's are
+    left unwritten.
 
     :param out: ``[num_tokens, num_heads, head_dim]``, written and returned; None: a new tensor
     """
     max_seqlen_q, max_context_len = rows.max_seqlen_q, rows.longest(cache.block_size)
-    if scores.scale <= 0:  # the kernels scale what they have taken the maximum of
+    if scores.scale <= 0:  # the kernels apply the scale after the maximum, so it must be positive
         query = -query if scores.scale < 0 else torch.zeros_like(query)
         scores = evolve(scores, scale=-scores.scale or 1.0)
     if scores.window is not None and scores.window >= max_context_len:
-        scores = evolve(scores, window=None)  # without masks at that edge
+        scores = evolve(scores, window=None)  # saves the masks at the window's edge
     if query.stride(2) != 1:
         query = query.contiguous()
     batch = PagedBatch(query, cache, _readable_rows(rows), _readable_scores(scores))

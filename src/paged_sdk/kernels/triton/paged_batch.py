@@ -1,4 +1,4 @@
-"""Holds the inputs of both paged attention kernels: queries, the pages that they attend to, and the score options."""
+"""Holds the inputs of both paged attention kernels: queries, pages, rows and score options."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from paged_sdk.kernels.triton.attention_codes import Decoder, as_pairs
 __all__ = ["PagedBatch"]
 
 _FP8_IN_HARDWARE: Final = (8, 9)
-# Matrix instructions multiply so many elements at once.
+# Matrix instructions take at least this many elements of a row.
 _LEAST_ELEMENTS: Final = 16
 
 
 @functools.cache
 def _decoder(device: torch.device, dtype: torch.dtype) -> Decoder:
-    """Choose how codes become what queries of this dtype are multiplied with."""
+    """Choose the decoder of f8e4m3 keys and values for queries of this dtype."""
     if device.type != "cuda" or dtype == torch.float32:
         return Decoder.PLAIN
     return Decoder.HARDWARE if torch.cuda.get_device_capability(device) >= _FP8_IN_HARDWARE else Decoder.INTEGER
@@ -29,9 +29,8 @@ def _decoder(device: torch.device, dtype: torch.dtype) -> Decoder:
 
 @frozen(eq=False)
 class PagedBatch:
-    """Holds the inputs of paged attention, made fit for the kernels.
-
-    The scale is positive, and the last dimensions are contiguous.
+    """Holds the inputs of paged attention as the kernels require them: the scale is positive, the last dimensions are
+    contiguous.
     """
 
     query: Tensor
@@ -41,30 +40,30 @@ class PagedBatch:
 
     @property
     def num_rows(self) -> int:
-        """Return how many rows there are: sequences, or parts of them."""
+        """Return the number of rows: sequences, or parts of them."""
         return len(self.rows.context_lens)
 
     @property
     def num_kv_heads(self) -> int:
-        """Return how many heads keys and values have."""
+        """Return the number of KV heads."""
         return self.cache.num_kv_heads
 
     @property
     def group(self) -> int:
-        """Return how many query heads share a KV head."""
+        """Return the number of query heads per KV head."""
         return self.query.shape[1] // self.num_kv_heads
 
     @property
     def padded_size(self) -> int:
-        """Return the elements of a head in a tile: a power of two, enough for a matrix instruction, where even and odd
-        elements of a quantized cache are apart.
+        """Return the padded head size of a tile: a power of two and large enough for a matrix instruction. For a
+        quantized cache, this holds for even and odd elements separately.
         """
         parts = 2 if self.cache.quantized else 1
         elements = self.query.shape[2] // parts
         return parts * max(_LEAST_ELEMENTS, 1 << (elements - 1).bit_length())  # triton.next_power_of_2 takes 1.4 us
 
     def arguments(self, output: Tensor) -> dict[str, Any]:
-        """Return the arguments of a kernel that attends and writes its results to ``output``."""
+        """Return the arguments of a kernel that writes its results to ``output``."""
         query, cache, rows, scores = self.query, self.cache, self.rows, self.scores
         key_cache, value_cache = cache.key, cache.value
         k_scale, v_scale, key_offsets = cache.k_scale, cache.v_scale, cache.key_offsets

@@ -1,9 +1,9 @@
-"""Attends with a few query tokens per sequence over long contexts, by splitting keys among programs.
+"""Computes attention of a few query tokens per sequence over long contexts, splitting keys among programs.
 
-One query row over a long context leaves most of a device idle, so each sequence's keys are cut into splits which
-programs attend over side by side; a second kernel joins their results ("Flash-Decoding", Dao, Haziza, Massa and Sizov,
-2023). The query heads of a KV head are rows of one tile, so keys and values are read once for all of them: the kernel
-is bound by that reading.
+One query row over a long context would leave most of a device idle, so each sequence's keys are divided into splits,
+which programs process in parallel; a second kernel joins their results ("Flash-Decoding", Dao, Haziza, Massa and Sizov,
+2023). The query heads of a KV head are rows of one tile, so keys and values are read once for all of them. The kernel
+is bound by these reads.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from paged_sdk.kernels.triton.paged_batch import PagedBatch
 
 __all__ = ["SplitPlan", "default_tile", "most_partial_bytes", "paged_decode_attention", "plan_splits"]
 
-# So many programs share a multiprocessor that the last ones to end do not leave it idle for long.
+# Programs per multiprocessor: enough that the last ones to finish leave it idle only briefly.
 _PROGRAMS_PER_MULTIPROCESSOR: Final = 8
-# A shorter split costs more to join than it gains; a longer one would hold up a batch of mixed lengths.
+# A shorter split costs more to join than it gains; a longer one would delay a batch of mixed lengths.
 _SHORTEST_SPLIT: Final = 128
 _LONGEST_SPLIT: Final = 8192
-# Partial results take no more memory, which KV blocks cannot use. It holds 16 splits, as a context of 131,072 tokens
-# has, of 1,016 tokens with 32 heads of 128 elements; where there are more tokens, splits are fewer and longer.
+# Limit on the memory of partial results, which is lost to KV blocks. It suffices for 16 splits (a context of 131,072
+# tokens) of 1,016 query tokens with 32 heads of 128 elements; with more tokens, splits are fewer and longer.
 _MOST_PARTIAL_BYTES: Final = 2**28
 _LARGEST_TILE: Final = 64
-# A program of the second kernel holds so many floats of partial results at once.
+# Floats of partial results that a program of the second kernel holds at once.
 _JOINED_AT_ONCE: Final = 8192
 
 
 @frozen
 class SplitPlan:
-    """Says how the keys of each row are cut: into ``parts`` equal splits, none shorter or longer than the bounds.
+    """Describes how the keys of each row are divided: into ``parts`` equal splits, whose length is within the bounds.
 
-    It holds host integers only, so that a CUDA graph can be captured: the device computes each row's own splits from
-    its length.
+    It holds host integers only, so that a CUDA graph can be captured: the device computes each row's splits from its
+    length.
 
-    :ivar num_splits: the most splits that a row can have
-    :ivar parts: splits of a row whose length is within both bounds
+    :ivar num_splits: the most splits of a row
+    :ivar parts: number of splits of a row if their length is within both bounds
     :ivar shortest: keys of the shortest split, a multiple of ``block_n``
     :ivar longest: keys of the longest split, a multiple of ``block_n``
     """
@@ -55,11 +55,11 @@ class SplitPlan:
 
 
 def plan_splits(num_programs: int, num_keys: int, block_n: int, multiprocessors: int, most: int) -> SplitPlan:
-    """Cut rows so that the device is full, and several programs share a long row among many short ones.
+    """Plan splits that fill the device, and that divide a long row among several programs even beside many short rows.
 
-    :param num_programs: programs without splits: tiles of queries of all rows and KV heads
+    :param num_programs: programs without splits: query tiles of all rows and KV heads
     :param num_keys: the most keys that a row reads
-    :param most: the most splits of a row whose results there is memory for, at least 1
+    :param most: the most splits per row that the memory limit allows, at least 1
     """
     shortest = max(_SHORTEST_SPLIT, block_n)
     longest = max(_LONGEST_SPLIT, triton.cdiv(triton.cdiv(num_keys, most), block_n) * block_n)
@@ -69,9 +69,9 @@ def plan_splits(num_programs: int, num_keys: int, block_n: int, multiprocessors:
 
 
 def default_tile(num_rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    """Return the tile for so many rows of queries (tokens times heads of a group) of each row and KV head.
+    """Return the tile for ``num_rows`` query rows (tokens times heads of a group) per batch row and KV head.
 
-    It fits the 99 KB of shared memory of compute capability 8.6 and 8.9.
+    It fits in the 99 KB of shared memory of compute capability 8.6 and 8.9.
     """
     if dtype == torch.float32:  # no tensor cores: their TF32 is not float32
         return Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
@@ -84,11 +84,12 @@ def default_tile(num_rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
 def most_partial_bytes(
     *, num_tokens: int, num_heads: int, head_dim: int, max_context_len: int, multiprocessors: int
 ) -> int:
-    """Return how many bytes partial results take at most, of any batch within these limits.
+    """Return the most bytes that partial results of any batch within these limits take.
 
     :param num_tokens: the most query tokens of a batch
     """
-    # Splits that fill the device are of so few programs that they have no more results together than this.
+    # Splits that fill the device make less than twice _PROGRAMS_PER_MULTIPROCESSOR programs per multiprocessor, each
+    # with at most _LARGEST_TILE results.
     num_results = 2 * _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors * _LARGEST_TILE
     if max_context_len > _LONGEST_SPLIT:
         num_results = max(num_results, num_tokens * num_heads * triton.cdiv(max_context_len, _LONGEST_SPLIT))
@@ -96,7 +97,7 @@ def most_partial_bytes(
 
 
 def _bytes_of_result(head_dim: int) -> int:
-    """Return how many bytes a split's result takes for one token and head: a vector, and the log-sum of its weights."""
+    """Return the bytes of a split's result for one token and head: a vector, and the log-sum of its weights."""
     return (head_dim + 1) * torch.float32.itemsize
 
 
@@ -111,10 +112,10 @@ def paged_decode_attention(
 ) -> Tensor:
     """Attend with the keys of each row split among programs.
 
-    :param max_seqlen_q: rows with more query tokens are left out: their part of ``out`` is not written
-    :param max_context_len: at least the largest context length
+    :param max_seqlen_q: rows with more query tokens are skipped: their part of ``out`` is not written
+    :param max_context_len: upper bound of the context lengths
     :param out: ``[num_tokens, num_heads, head_dim]``, written and returned; None: a new tensor
-    :param num_splits: cut every row into so many splits, whatever the batch; None: as many as fill the device
+    :param num_splits: divide every row into this number of splits; None: as many as fill the device
     :param tile: None: that of :func:`default_tile`
     """
     query, num_rows, num_kv_heads, window = batch.query, batch.num_rows, batch.num_kv_heads, batch.scores.window
@@ -126,11 +127,11 @@ def paged_decode_attention(
     tile_rows = max_seqlen_q * batch.group
     tile = tile or default_tile(tile_rows, head_dim, query.dtype)
     num_tiles = triton.cdiv(tile_rows, tile.block_m)
-    # The first visible key of a window may be the last of its tile.
+    # block_n more: the first key of a window may be the last of its tile.
     visible = max_context_len if window is None else window + max_seqlen_q + tile.block_n
     num_keys = min(max_context_len, visible)
-    # Partial results are found by their tokens' places in the batch where that takes less memory than as many places
-    # for each row: one row may have several tokens among hundreds that have one.
+    # Partial results are indexed by token of the batch if that takes less memory than max_seqlen_q places per row:
+    # among hundreds of rows with one token, one may have several.
     by_row = num_rows * max_seqlen_q <= num_tokens
     num_places = num_rows * max_seqlen_q if by_row else num_tokens
     if num_splits is None:
@@ -189,7 +190,7 @@ def paged_decode_attention(
 def _keys_of_row(
     context_len: tl.tensor, num_tokens: tl.tensor, window: tl.tensor, block_n: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the first key that some token of a row sees, and the same rounded down to a whole number of tiles."""
+    """Return the first key that any token of a row sees, and the same rounded down to a tile boundary."""
     first_key = 0 if window is None else tl.maximum(context_len - num_tokens + 1 - window, 0)
     return first_key, first_key // block_n * block_n
 
@@ -206,9 +207,9 @@ def _split_length(
 def _place_of_token(
     row: tl.tensor, first_token: tl.tensor, token: tl.tensor, places_of_row: tl.tensor, num_heads: tl.constexpr
 ) -> tl.tensor:
-    """Return where a token's partial results begin, in heads: among those of its row, or of all tokens.
+    """Return the index of a token's first partial result, counted in heads.
 
-    :param places_of_row: tokens of which each row has results; 0: there are results of all tokens
+    :param places_of_row: number of tokens reserved per row; 0: results are indexed by token of the batch
     """
     return (tl.where(places_of_row > 0, row * places_of_row, first_token) + token) * num_heads
 
@@ -272,20 +273,20 @@ def _attend_split(
     decoder: tl.constexpr,
     upcast: tl.constexpr,
 ) -> None:
-    """Attend with one tile of queries over one split; neighboring programs take KV heads, which lie side by side."""
+    """Attend with one tile of queries over one split; neighboring programs process neighboring KV heads."""
     kv_head = tl.program_id(0) // num_tiles
     first_row = tl.program_id(0) % num_tiles * block_m
     split = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
 
-    # Three loads side by side: most splits of a launch for long contexts are empty, and wait for nothing else.
+    # Three independent loads: in a launch sized for long contexts most splits are empty, and wait for nothing else.
     first_token = tl.load(cu_seqlens_q + row)
     num_tokens = tl.load(cu_seqlens_q + row + 1) - first_token
     context_len = tl.load(context_lens + row)
     first_key, first_tile = _keys_of_row(context_len, num_tokens, window, block_n)
     length = _split_length(context_len - first_tile, parts, shortest, longest, block_n)
     begin = first_tile + split * length
-    # Where nothing is split, zeros are written for a row without keys all the same.
+    # Split 0 is never empty, so that zeros are written for a row without keys.
     empty = (split > 0) & (begin >= context_len)
     if empty | (first_row >= num_tokens * group) | (num_tokens > max_seqlen_q):
         return
@@ -316,7 +317,7 @@ def _attend_split(
     sums, peak, total = attend(
         no_sums(block_m, padded_size, decoder),
         tl.full((block_m,), float("-inf"), tl.float32),
-        tl.zeros((block_m, block_n), tl.float32),  # added up at the end: warps share a row
+        tl.zeros((block_m, block_n), tl.float32),  # reduced at the end, since warps share a row
         rows,
         factor,
         query_position,
@@ -342,7 +343,7 @@ def _attend_split(
         block_size,
         block_n,
         decoder,
-        True,  # what masks cost hides behind the reading of keys
+        True,  # the cost of masks is hidden by the loads of keys
     )
 
     total = tl.sum(total, 1)
@@ -351,7 +352,7 @@ def _attend_split(
     alone = split == 0
     if partial is not None:
         alone = alone & (begin + length >= context_len)
-    # A row of one split is finished, also beside rows of several.
+    # A row with a single split is finished here, even if other rows have several.
     if alone:
         result = normalize(joined(sums), peak, total, sinks, head, valid)
         place = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride
@@ -360,7 +361,7 @@ def _attend_split(
         result = normalize(joined(sums), peak, total, None, head, valid)
         place = (_place_of_token(row, first_token, token, places_of_row, num_heads) + head) * num_splits + split
         tl.store(partial + place[:, None] * head_dim + dim[None, :], result, mask=mask)
-        lse = peak + tl.log2(tl.where(total == 0.0, 1.0, total))  # -inf where no key was seen
+        lse = peak + tl.log2(tl.where(total == 0.0, 1.0, total))  # -inf if no key was seen
         tl.store(partial_lse + place, lse, mask=valid)
 
 
@@ -389,7 +390,7 @@ def _join_splits(
 ) -> None:
     """Join the splits of one token and head, weighted by ``exp2`` of their log-sums; sinks are counted once.
 
-    Rows of one split are finished already.
+    Rows with a single split are already finished.
     """
     head = tl.program_id(0)
     token = tl.program_id(1)
@@ -414,7 +415,7 @@ def _join_splits(
         mask = (split < used)[:, None] & (dim < head_dim)[None, :]
         results = tl.load(partial + (place + split)[:, None] * head_dim + dim[None, :], mask=mask, other=0.0)
         new_peak = tl.maximum(peak, tl.max(lse, 0))
-        anchor = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # a token that no split has a key for
+        anchor = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # for tokens without keys in any split so far
         weights = tl.exp2(lse - anchor)
         decay = tl.exp2(peak - anchor)
         peak = new_peak

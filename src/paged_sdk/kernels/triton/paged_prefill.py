@@ -1,8 +1,8 @@
-"""Attends with many query tokens: whole prompts, chunks of prompts, and batches of them of any lengths.
+"""Computes attention of many query tokens: whole prompts, prompt chunks, and batches of them of any lengths.
 
-One program attends with one tile of queries over all the keys that they see ("FlashAttention-2", Dao, 2023). Tiles of
-keys that no query sees are skipped at both ends: before the window, and after the diagonal. Only tiles that the
-window's edge or the diagonal crosses are masked.
+One program processes one tile of queries over all keys that they see ("FlashAttention-2", Dao, 2023). Tiles of keys
+before the window and after the diagonal are skipped. Only tiles crossed by the window's edge or the diagonal are
+masked.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def default_tile(
 ) -> Tile:
     """Return the largest tiles that leave the compiler enough registers.
 
-    Hopper's matrix instructions, 64 rows for each four warps, read keys and values from shared memory. Before Hopper
-    they go through registers; compute capability 8.6, 8.9 and 12 have 99 KB of shared memory besides.
+    Hopper's matrix instructions, 64 rows per four warps, read keys and values from shared memory. Before Hopper, keys
+    and values go through registers. Compute capability 8.6, 8.9 and 12 have only 99 KB of shared memory.
 
-    :param quantized: the cache is f8e4m3. Four warps with 64 keys take fewer instructions than eight then: scales of
-        fewer keys than half the threads would be loaded by each warp again, and before Hopper each warp decodes all
-        keys.
-    :param key_offsets: the cache has key offsets: with 64 queries of more than 128 elements beside them, registers
-        spill by kilobytes before Hopper
+    :param quantized: whether the cache is f8e4m3. Four warps with 64 keys then take fewer instructions than eight: with
+        fewer keys than half the threads, every warp loads the scales again, and before Hopper every warp decodes all
+        keys
+    :param key_offsets: whether the cache has key offsets: with these, 64 queries of more than 128 elements spill
+        kilobytes of registers before Hopper
     """
     if dtype == torch.float32:  # no tensor cores: their TF32 is not float32
         return Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
@@ -39,11 +39,11 @@ def default_tile(
     if quantized:
         if head_dim > 128:
             return Tile(block_m=64 if wide or not key_offsets else 32, block_n=32, num_warps=8, num_stages=2)
-        # Loads of less than 16 bytes have more addresses: on 100 elements, registers would spill by 216 bytes on 8.0.
+        # Loads of less than 16 bytes need more addresses: with 100 elements, registers would spill 216 bytes on 8.0.
         narrow = head_dim > 64 and head_dim % 16 != 0 and not wide
         return Tile(block_m=64, block_n=32 if narrow else 64, num_warps=4, num_stages=3 if wide else 2)
     if wide:
-        if head_dim <= 64:  # on 36 elements, for the same reason, registers would spill by 264 bytes on 10.0
+        if head_dim <= 64:  # with 36 elements, for the same reason, registers would spill 264 bytes on 10.0
             return Tile(block_m=128, block_n=128 if head_dim % 16 == 0 else 64, num_warps=8, num_stages=3)
         if head_dim <= 128:
             return Tile(block_m=128, block_n=64, num_warps=8, num_stages=3)
@@ -65,7 +65,7 @@ def paged_prefill_attention(
     """Attend with one program per tile of queries.
 
     :param out: ``[num_tokens, num_heads, head_dim]``, written and returned; None: a new tensor
-    :param min_seqlen_q: rows with fewer query tokens are left out: their part of ``out`` is not written
+    :param min_seqlen_q: rows with fewer query tokens are skipped: their part of ``out`` is not written
     :param tile: None: that of :func:`default_tile`
     """
     query, num_rows = batch.query, batch.num_rows
@@ -82,7 +82,7 @@ def paged_prefill_attention(
         quantized=cache.quantized,
         key_offsets=cache.key_offsets is not None,
     )
-    # How many tiles each row has is known on the device only; this is the most that all can have together.
+    # Only the device knows the number of tiles of each row; this is an upper bound of their sum.
     num_tiles = num_tokens * batch.group // tile.block_m + num_rows
     _attend_tile[(num_tiles, batch.num_kv_heads)](
         **batch.arguments(output),
@@ -102,7 +102,7 @@ def _find_row(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Find the row that a tile belongs to, and the row's first tile, by bisection.
 
-    Row r begins at tile ``cu_seqlens_q[r] * group // block_m + r``: that leaves each row at least the tiles it needs.
+    Row r begins at tile ``cu_seqlens_q[r] * group // block_m + r``, which gives each row at least the tiles it needs.
     """
     row = tl.full((), 0, tl.int32)
     end = num_rows
@@ -155,7 +155,7 @@ def _attend_tile(
     upcast: tl.constexpr,
 ) -> None:
     """Attend with one tile of queries of one KV head; neighboring programs share its keys in the L2 cache."""
-    # The last tiles of a row see the most keys: they begin first, so that the device ends with short ones.
+    # The last tiles of a row see the most keys. They start first, so that the short ones come last.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     row, row_tile = _find_row(tile, cu_seqlens_q, num_rows, group, block_m)
@@ -173,7 +173,7 @@ def _attend_tile(
     offset = context_len - num_tokens
     query_position = offset + token
     first_position = offset + first_row // group
-    # A tile of padding alone ends before the first key: nothing of the pages before it is to be read.
+    # For a tile of padding only, end would be negative: no page may be read.
     end = tl.maximum(offset + tl.minimum((first_row + block_m - 1) // group, num_tokens - 1) + 1, 0)
     slope = None
     if alibi_slopes is not None:
@@ -191,7 +191,8 @@ def _attend_tile(
         decoder,
         upcast,
     )
-    # Of the keys begin .. end - 1, queries see some of the first, all from ``whole`` on, some from ``diagonal`` on.
+    # Keys begin .. whole - 1 cross the window's edge, keys whole .. diagonal - 1 are seen by all queries of the tile,
+    # and keys diagonal .. end - 1 cross the diagonal.
     first_key = 0 if window is None else tl.maximum(first_position + 1 - window, 0)
     begin = first_key // block_n * block_n
     whole = 0 if window is None else tl.minimum(tl.cdiv(tl.maximum(end - window, 0), block_n) * block_n, end)

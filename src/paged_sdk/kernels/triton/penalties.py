@@ -1,4 +1,4 @@
-"""Penalizes tokens that occur already in one launch over tiles of all rows, and counts sampled tokens in another."""
+"""Penalizes tokens that have occurred, in one launch over tiles of all rows, and counts sampled tokens in another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TILE: Final = 4096
 
 
 def penalize(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:
-    """See :func:`paged_sdk.kernels.penalties.penalize`; settings are contiguous."""
+    """See :func:`paged_sdk.kernels.penalties.penalize`; settings must be contiguous."""
     num_rows, vocab_size = logits.shape
     if num_rows:
         _penalize_kernel[(num_rows, triton.cdiv(vocab_size, _TILE))](
@@ -34,7 +34,7 @@ def penalize(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> 
 
 
 def count(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> None:
-    """See :func:`paged_sdk.kernels.penalties.count`; settings and tokens are contiguous."""
+    """See :func:`paged_sdk.kernels.penalties.count`; settings and tokens must be contiguous."""
     num_rows = len(tokens)
     if num_rows:
         _count_kernel[(num_rows,)](occurrences, settings.seats, tokens, occurrences.shape[1], num_warps=1)
@@ -57,7 +57,7 @@ def _penalize_kernel(
     if seat >= 0:
         token = tl.program_id(1) * block + tl.arange(0, block)
         counted = tl.load(occurrences_ptr + seat * vocab_size + token, mask=token < vocab_size, other=0)
-        # Most tokens occur nowhere: their logits are neither read nor written.
+        # Most tokens have not occurred: their logits are neither read nor written.
         occurs = counted > 0
         logits = tl.load(logits_ptr + row * stride + token, mask=occurs, other=0.0)
         repetition = tl.load(repetition_ptr + row)

@@ -1,7 +1,7 @@
-"""Computes experts on repacked matrices for few tokens: threads add up each token's products on their own.
+"""Computes experts with repacked matrices for few tokens, as matrix-vector products by scalar threads.
 
-Gate, up and activation are one kernel, which multiplies what it stores by the pair's weight; then a token's result is
-one product, with the rows of its experts' matrices one after the other.
+One kernel computes gate, up and activation, and multiplies the result by the pair's weight. A token's output is then a
+single product with its experts' down matrices, concatenated by columns.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def gate_up_of_pairs(
     *,
     num_experts: int,
 ) -> Tensor:
-    """Compute ``weight * silu(gate @ x) * (up @ x)`` for each pair on its own.
+    """Compute ``weight * silu(gate @ x) * (up @ x)`` for each pair.
 
-    :param x: ``[num_tokens, hidden]``, contiguous as ``topk_weights`` and ``topk_ids`` are; at least one token
+    :param x: ``[num_tokens, hidden]``, contiguous like ``topk_weights`` and ``topk_ids``; at least one token
     :returns: ``[num_tokens, num_selected * inner]``
     """
     (num_tokens, num_selected), inner = topk_ids.shape, gate.rows // num_experts
@@ -61,7 +61,7 @@ def gate_up_of_pairs(
 def down_of_tokens(x: Tensor, down: TritonBlockMatrix, topk_ids: Tensor, *, num_experts: int) -> Tensor:
     """Sum ``down @ x`` over each token's pairs.
 
-    :param x: what :func:`gate_up_of_pairs` returns
+    :param x: the result of :func:`gate_up_of_pairs`
     :returns: ``[num_tokens, hidden]``
     """
     (num_tokens, num_selected), hidden = topk_ids.shape, down.rows // num_experts
@@ -211,7 +211,7 @@ def _down_of_tokens(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> None:
-    """Compute ``out[token, n]``, the sum of all products of the token's pairs."""
+    """Compute ``out[token, n]``, the sum over the token's pairs."""
     token = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * block_n
     outputs = row_sums(

@@ -1,4 +1,4 @@
-"""Computes experts on repacked matrices for many tokens, sorted by expert into tiles, by matrix instructions."""
+"""Computes experts with repacked matrices for many tokens, sorted by expert into tiles, with matrix instructions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def experts_by_tiles(
 ) -> Tensor:
     """See :func:`~paged_sdk.kernels.triton.quantized_experts.quantized_experts`.
 
-    All tensors are contiguous, and there is at least one token.
+    All tensors must be contiguous, and there must be at least one token.
     """
     (num_tokens, num_selected), inner = topk_ids.shape, gate.rows // num_experts
     hidden, upcast = x.shape[1], not x.is_cuda
@@ -60,7 +60,7 @@ def experts_by_tiles(
         num_warps=choice.num_warps,
         num_stages=choice.num_stages,
     )
-    # Rounded to halves, products that nearly cancel each other would leave their rounding errors.
+    # In float32: the outputs of a token's experts may nearly cancel, which would leave the rounding errors of 16 bits.
     weighted = x.new_empty(num_tokens, num_selected, hidden, dtype=torch.float32)
     _down_of_tiles[(num_tiles * triton.cdiv(hidden, choice.block_n),)](
         activated,
@@ -88,7 +88,7 @@ def experts_by_tiles(
 
 @triton.jit
 def _rows_of_tile(tiles_ptr: tl.tensor, tile: tl.tensor, num_tiles: tl.tensor, block_m: tl.constexpr) -> tl.tensor:
-    """Return a tile's places among the sorted pairs, the last repeated past its expert's end, and which are its own."""
+    """Return the indices of a tile's sorted pairs, clamped to its expert's last, and which of them are valid."""
     end = tl.load(tiles_ptr + 2 * num_tiles + tile)
     row = tl.load(tiles_ptr + num_tiles + tile) + tl.arange(0, block_m)
     return tl.minimum(row, end - 1), row < end
@@ -232,7 +232,7 @@ def _down_of_tiles(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> None:
-    """Compute ``weight * down @ activated`` for the pairs of a tile, and write it in the order of tokens."""
+    """Compute ``weight * down @ activated`` for the pairs of a tile, and write results in the order of pairs."""
     blocks = tl.cdiv(rows, block_n)
     tile = tl.program_id(0) // blocks
     expert = tl.load(tiles_ptr + tile)

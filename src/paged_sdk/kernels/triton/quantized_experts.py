@@ -1,12 +1,13 @@
-"""Computes a mixture of experts on matrices of :mod:`paged_sdk.kernels.quantized.triton_blocks`, stacked row by row.
+"""Computes a mixture of experts with :mod:`paged_sdk.kernels.quantized.triton_blocks` matrices, concatenated by rows.
 
-A pair is a token and one of its experts, as in :mod:`~paged_sdk.kernels.triton.fused_moe`, with the same two ways:
+A pair is a token and one of its experts, as in :mod:`~paged_sdk.kernels.triton.fused_moe`. There are two methods:
 
-- Few pairs (:mod:`~paged_sdk.kernels.triton.quantized_expert_pairs`) hardly ever share an expert: threads add up.
-- Many pairs (:mod:`~paged_sdk.kernels.triton.quantized_expert_tiles`) are sorted by expert, and weights are decoded
-  within products of tiles.
+- Few pairs rarely share an expert: each is a matrix-vector product
+  (:mod:`~paged_sdk.kernels.triton.quantized_expert_pairs`).
+- Many pairs are sorted by expert, and tiles of weights are decoded within matrix products
+  (:mod:`~paged_sdk.kernels.triton.quantized_expert_tiles`).
 
-The grid is made of shapes alone: nothing waits for the device.
+Grids depend on shapes only: nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ def quantized_experts(
     x, topk_weights, topk_ids = x.contiguous(), topk_weights.contiguous(), topk_ids.contiguous()
     if num_tokens == 0:
         return x
-    # Up to so many pairs, an expert rarely has two.
+    # With so few pairs, an expert rarely has two.
     if num_tokens == 1 or num_tokens * num_selected <= num_experts // 2:
         activated = gate_up_of_pairs(x, gate, up, topk_weights, topk_ids, num_experts=num_experts)
         return down_of_tokens(activated, down, topk_ids, num_experts=num_experts)
     pairs_of_expert = num_tokens * num_selected / num_experts
-    # Tiles hold 1.5 times as many rows as an expert has on average: a second one would decode weights again.
+    # Tiles hold 1.5 times an expert's average number of rows, since a second tile would decode weights again.
     choice = tile_choice(EXPERT_TILE_CHOICES[matrix_units(x.device, x.dtype)], int(pairs_of_expert * 1.5))
     return experts_by_tiles(x, gate, up, down, topk_weights, topk_ids, choice, num_experts=num_experts)

@@ -1,6 +1,5 @@
-"""Multiplies repacked matrices with up to 4 rows of activations.
-
-Threads add up the products (:mod:`~paged_sdk.kernels.triton.quantized_row_sums`).
+"""Multiplies repacked matrices with up to 4 rows of activations, by scalar threads without matrix instructions
+(:mod:`~paged_sdk.kernels.triton.quantized_row_sums`).
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from paged_sdk.kernels.triton.quantized_splits import join, room_for_sums, split
 
 __all__ = ["FewRowsPlan", "linear_few_rows", "plan_few_rows", "plan_rows", "swiglu_few_rows"]
 
-_WARPS_PER_MULTIPROCESSOR: Final = 10  # each with some KB on their way
+_WARPS_PER_MULTIPROCESSOR: Final = 10  # each with some KB of loads in flight
 
 
 @frozen
 class FewRowsPlan:
-    """Says how a product with few rows of activations is cut.
+    """Describes how a product with few rows of activations is divided among programs.
 
-    :ivar block_n: rows of the matrix to a program
-    :ivar block_c: chunks that a program reads of each at once
+    :ivar block_n: rows of the matrix per program
+    :ivar block_c: chunks of each row that a program reads at once
     :ivar num_splits: programs that share a row
-    :ivar num_warps: warps of a program
+    :ivar num_warps: warps per program
     """
 
     block_n: int
@@ -41,21 +40,20 @@ class FewRowsPlan:
 
 
 def plan_few_rows(matrix: TritonBlockMatrix, num_rows: int, multiprocessors: int) -> FewRowsPlan:
-    """Choose how to cut the product of a matrix with ``num_rows`` rows of activations."""
+    """Plan the product of a matrix with ``num_rows`` rows of activations."""
     return plan_rows(matrix.format, matrix.rows, matrix.chunks, num_rows, multiprocessors)
 
 
 def plan_rows(form: TritonBlockFormat, rows: int, chunks: int, num_rows: int, multiprocessors: int) -> FewRowsPlan:
-    """Choose as many rows for a program, and as few warps, as leave the device full.
+    """Choose the most rows per program, and the fewest warps, that still fill the device.
 
-    The rows of a program share the work on activations, and a program joins the sums of its threads only once. Eight
-    rows would take fewer instructions than four, 4.0 and 4.6 for each weight of Q4_K, but they take 168 registers
-    instead of 64: an H200 multiplies 14,336 x 4096 weights in 22.2 us with eight, in 17.7 with four, and in 21.9 with
-    two. Loads on their way ahead of the loop make it slower, 28.6 us with two tiles of four rows. Eight rows of Q8_0,
-    which was not swept, stay.
+    The rows of a program share the work on activations, and the sums of its threads are reduced once. Eight rows take
+    fewer instructions than four, 4.0 instead of 4.6 per weight of Q4_K, but 168 registers instead of 64: an H200
+    multiplies 14,336 x 4096 weights in 22.2 us with eight rows, 17.7 with four, and 21.9 with two. Prefetching makes
+    the loop slower: 28.6 us with two tiles of four rows in flight. Q8_0, which was not swept, has eight rows.
 
     :param rows: rows of all matrices that are multiplied at once
-    :param chunks: chunks of a row
+    :param chunks: chunks per row
     :param num_rows: rows of activations
     """
     warp_chunks = 32 * 4 // form.words
@@ -76,7 +74,7 @@ def plan_rows(form: TritonBlockFormat, rows: int, chunks: int, num_rows: int, mu
 
 
 def linear_few_rows(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None, plan: FewRowsPlan) -> Tensor:
-    """Do what :func:`quantized_linear` does, for 1 to 4 rows of activations."""
+    """Compute ``x @ matrix.T + bias`` for 1 to 4 rows of activations."""
     x = with_adjacent_columns(x)
     sums = room_for_sums(x, matrix, plan.num_splits)
     _few_rows_kernel[(triton.cdiv(matrix.rows, plan.block_n), plan.num_splits)](
@@ -101,7 +99,7 @@ def linear_few_rows(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None, p
 def swiglu_few_rows(
     x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, plan: FewRowsPlan, activation: GatedActivation = "silu"
 ) -> Tensor:
-    """Compute ``activation(x @ gate.T) * (x @ up.T)`` for 1 to 4 rows; the plan's splits are not used."""
+    """Compute ``activation(x @ gate.T) * (x @ up.T)`` for 1 to 4 rows of activations, without splits."""
     x = with_adjacent_columns(x)
     out = x.new_empty(x.shape[0], gate.rows)
     _swiglu_kernel[(triton.cdiv(gate.rows, plan.block_n),)](
@@ -150,7 +148,7 @@ def _few_rows_kernel(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> None:
-    """Compute ``out[split, m, n]``, one sum over each split's chunks."""
+    """Compute ``out[split, m, n]``, the sums over each split's chunks."""
     first_row = tl.program_id(0) * block_n
     split = tl.program_id(1)
     first_chunk = split * split_chunks
@@ -225,7 +223,7 @@ def _swiglu_kernel(
     up_has_minima: tl.constexpr,
     up_has_supers: tl.constexpr,
 ) -> None:
-    """Compute ``out[m, n]``, the activated output of the gate times the other factor's output of the same row."""
+    """Compute ``out[m, n]``, the activated output of ``gate`` times the output of ``up``."""
     first_row = tl.program_id(0) * block_n
     gates = row_sums(
         x_ptr,

@@ -1,12 +1,13 @@
-"""Multiplies with matrices of :mod:`paged_sdk.kernels.quantized.triton_blocks`, according to the rows of activations.
+"""Multiplies with :mod:`paged_sdk.kernels.quantized.triton_blocks` matrices. The number of rows of activations decides
+how:
 
-- One row (:mod:`~paged_sdk.kernels.triton.quantized_few_rows`): threads add up the products.
-- More rows (:mod:`~paged_sdk.kernels.triton.quantized_tiles`): tiles of weights are decoded to the activations' dtype
-  and multiplied by matrix instructions.
-- So many rows that the arithmetic sets the pace: the matrix is decoded to memory once, and the product is torch's own.
+- One row (:mod:`~paged_sdk.kernels.triton.quantized_few_rows`): scalar threads compute a matrix-vector product.
+- Fewer than 256 rows (:mod:`~paged_sdk.kernels.triton.quantized_tiles`): tiles of weights are decoded to the
+  activations' dtype and multiplied by matrix instructions.
+- More rows, where arithmetic is the bottleneck: the matrix is decoded to memory once, and torch multiplies it.
 
-Where outputs alone make too few programs, the rows of the matrix are split among programs as well, and a second kernel
-adds up their sums, in order: results do not change from run to run.
+If outputs make too few programs, the rows of the matrix are split among programs too, and a second kernel sums the
+parts in a fixed order, so results do not vary between runs.
 """
 
 from __future__ import annotations

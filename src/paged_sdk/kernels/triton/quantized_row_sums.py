@@ -1,15 +1,15 @@
-"""Multiplies rows of repacked matrices with a few rows of activations; threads add up the products.
+"""Multiplies rows of repacked matrices with a few rows of activations, by scalar threads.
 
-A program reads some rows of the matrix, its threads side by side along the row, 16 bytes each, and keeps one float32
+A program reads several rows of the matrix, with neighboring threads along a row, 16 bytes each, and keeps one float32
 sum per thread and output. Weights are decoded once for all rows of activations.
 
-The number of instructions decides: see :func:`~paged_sdk.kernels.triton.blocks.decode_pair`. A multiprocessor starts
-128 of them in a cycle, one for each thread, so while memory delivers a weight of Q4_K (0.578 bytes), an H200 has time
-for 3.6 (132 multiprocessors at 1.755 GHz, 4.8 TB/s; 4.0 at its highest clock, 1.98 GHz), an H100 for 5.1 to 5.8 (3.35
-TB/s), an A100 for 5.5 (108 at 1.41 GHz, 2.04 TB/s), and an RTX 4090 for 24 (128 at 2.52 GHz, 1.01 TB/s). Half as many
-may be of integers. A weight of Q8_0 leaves 1.8 times the time, one of Q6_K 1.4 times. Compiled, Q4_K's loop takes 4.0
-with eight rows of the matrix to a program and 4.6 with four. Measured, an H200 reads Q4_K at 0.46 of the rate at which
-it copies with one row of activations (docs/benchmarks/gpu.md); with more, see
+The number of instructions is the bottleneck: see :func:`~paged_sdk.kernels.triton.blocks.decode_pair`. A multiprocessor
+issues 128 thread instructions per cycle, so in the time in which memory delivers a weight of Q4_K (0.578 bytes), an
+H200 can issue 3.6 (132 multiprocessors at 1.755 GHz, 4.8 TB/s; 4.0 at its highest clock, 1.98 GHz), an H100 5.1 to 5.8
+(3.35 TB/s), an A100 5.5 (108 at 1.41 GHz, 2.04 TB/s), and an RTX 4090 24 (128 at 2.52 GHz, 1.01 TB/s). At most half of
+them may be integer instructions. Q8_0 has 1.8 times as much time per weight, Q6_K 1.4 times. Compiled, Q4_K's loop
+takes 4.0 instructions per weight with eight rows of the matrix per program, and 4.6 with four. Measured with one row of
+activations, an H200 reads Q4_K at 0.46 of its copy bandwidth (docs/benchmarks/gpu.md); for more rows, see
 :data:`~paged_sdk.kernels.triton.tile_choices.MAX_FEW_ROWS`.
 """
 
@@ -41,7 +41,7 @@ def _append(items: tl.tensor, item: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _by_quads(values: tl.tensor) -> tl.tensor:
-    """Sum four neighbors, which lie in one thread."""
+    """Sum groups of four neighbors, which are in one thread."""
     return tl.sum(tl.reshape(values, [values.shape[0] // _QUAD, _QUAD]), 1)
 
 
@@ -74,17 +74,17 @@ def row_sums(
 ) -> tl.tensor:
     """Multiply ``block_n`` rows of the matrix with ``num_rows`` rows of activations, over a range of chunks.
 
-    All tensors are one-dimensional, so that every operation has the threads where the loads have them, and nothing
-    passes through shared memory before the last sum.
+    All tensors are one-dimensional, so that every operation keeps the layout of the loads, and nothing passes through
+    shared memory before the last sum.
 
-    :param experts_ptr: None, or the numbers of matrices in a stack, whose rows are taken one after the other: the
-        first ``chunks`` chunks belong to the first matrix, and so on; ``rows`` and ``cols`` are each matrix's
-    :returns: float32, output ``r * num_rows + m`` for row r of the matrix and m of the activations
+    :param experts_ptr: None, or the numbers of expert matrices that are treated as concatenated by columns: the first
+        ``chunks`` chunks of a row belong to the first matrix, and so on; ``rows`` and ``cols`` are those of one matrix
+    :returns: float32, output ``r * num_rows + m`` for row r of the matrix and row m of the activations
     """
     words: tl.constexpr = 16 if bits == 8 else 8
     groups: tl.constexpr = 64 // group
-    pairs: tl.constexpr = 32 // words // groups  # of fields, to a group
-    even_lead: tl.constexpr = 1 if bits == 8 else 16  # what even fields count less than odd ones: activations make up
+    pairs: tl.constexpr = 32 // words // groups  # pairs of fields per group
+    even_lead: tl.constexpr = 1 if bits == 8 else 16  # even fields are smaller by this factor; activations make up
     levels: tl.constexpr = 1 << bits
     word = tl.arange(0, block_c * words)
     quad = tl.arange(0, block_c * words // _QUAD)
@@ -107,7 +107,7 @@ def row_sums(
             chunk -= slot * chunks
             quad_chunk -= quad_slot * chunks
             word_offset = chunk * words + word % words
-            # All that threads load at once is of one matrix, which the compiler cannot know.
+            # Tell the compiler that all words of one load are of one matrix.
             matrix = tl.max_constancy(load_words(experts_ptr + slot, word_mask), words).to(tl.int64) * rows
             quad_matrix = load_words(experts_ptr + quad_slot, quad_mask).to(tl.int64) * rows
             x_start = slot * cols
@@ -116,7 +116,7 @@ def row_sums(
         high = ()
         scales = ()
         for r in tl.static_range(block_n):
-            # Past the last row, the last one is read again: no mask is needed, and the result is not stored.
+            # Rows past the last are clamped to it, which needs no mask; their results are not stored.
             row = tl.minimum(first_row + r, rows - 1).to(tl.int64)
             offsets = (matrix + row) * (chunks * words) + word_offset
             loaded = load_words(quants_ptr + offsets, word_mask)
@@ -148,7 +148,7 @@ def row_sums(
                     evens += even
                     odds += odd
                     xs = _append(_append(xs, even * even_lead), odd)
-                # Subtract what the ones of decoded weights, and their offset, add to the sum.
+                # Subtract the contribution of the ones in decoded weights, and of the fields' offset.
                 leads = _append(leads, -(even_lead + offset / levels) * evens - (1 + offset / levels) * odds)
                 if has_minima:
                     totals = _append(totals, _by_quads(evens + odds))

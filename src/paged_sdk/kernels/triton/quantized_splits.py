@@ -1,4 +1,4 @@
-"""Loads activations and joins sums over parts of the rows, for all products with repacked matrices."""
+"""Loads activations and sums the results of splits, for all products with repacked matrices."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def with_adjacent_columns(x: Tensor) -> Tensor:
 
 
 def split_evenly(chunks: int, num_splits: int, block_c: int) -> int:
-    """Return how many chunks a split has."""
+    """Return the number of chunks per split, a multiple of ``block_c``."""
     return triton.cdiv(triton.cdiv(chunks, num_splits), block_c) * block_c
 
 
 def room_for_sums(x: Tensor, matrix: TritonBlockMatrix, num_splits: int) -> Tensor:
-    """Allocate the result, or a float32 sum for each split."""
+    """Allocate the result, or with several splits a float32 result for each."""
     if num_splits == 1:
         return x.new_empty(x.shape[0], matrix.rows)
     return x.new_empty(num_splits, x.shape[0], matrix.rows, dtype=torch.float32)
 
 
 def join(sums: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Add up the splits' sums."""
+    """Sum the results of splits, and add the bias."""
     out = sums.new_empty(sums.shape[1:], dtype=dtype)
     block = 256
     _join_kernel[(triton.cdiv(out.numel(), block),)](
@@ -53,7 +53,7 @@ def _join_kernel(
     num_splits: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Add up ``sums[split, m, n]`` to ``out[m, n]``."""
+    """Compute ``out[m, n]``, the sum of ``sums[split, m, n]`` over splits, plus the bias."""
     i = tl.program_id(0) * block + tl.arange(0, block)
     mask = i < size
     total = tl.zeros([block], tl.float32)

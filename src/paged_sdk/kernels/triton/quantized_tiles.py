@@ -1,4 +1,4 @@
-"""Multiplies repacked matrices with any number of rows of activations, by matrix instructions."""
+"""Multiplies repacked matrices with any number of rows of activations, with matrix instructions."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["TilePlan", "linear_by_tiles", "plan_tiles", "tile_product"]
 
 @frozen
 class TilePlan:
-    """Says how a product by tiles is cut.
+    """Describes how a product is divided into tiles.
 
-    :ivar block_m: rows of activations to a program, at least 16
-    :ivar block_n: rows of the matrix to a program
-    :ivar block_w: words of each that are decoded at once, at least 16
+    :ivar block_m: rows of activations per program, at least 16
+    :ivar block_n: rows of the matrix per program
+    :ivar block_w: words of each row that are decoded at once, at least 16
     :ivar num_splits: programs that share a row
-    :ivar num_warps: warps of a program
-    :ivar num_stages: tiles on their way at once
-    :ivar deep: whether all fields of the words are one product, as wgmma wants them, or one each
+    :ivar num_warps: warps per program
+    :ivar num_stages: tiles in flight at once
+    :ivar deep: whether all fields of the words form one product, as suits wgmma, or one product each
     """
 
     block_m: int
@@ -39,7 +39,7 @@ class TilePlan:
 
 
 def plan_tiles(matrix: TritonBlockMatrix, num_rows: int, choice: TileChoice, multiprocessors: int) -> TilePlan:
-    """Cut a product into tiles, and rows of the matrix into splits where there are too few tiles."""
+    """Plan the tiles of a product, and splits of the matrix's rows if there are too few tiles."""
     programs = triton.cdiv(num_rows, choice.block_m) * triton.cdiv(matrix.rows, choice.block_n)
     steps = triton.cdiv(matrix.quants.shape[1], choice.block_w)
     return TilePlan(
@@ -54,11 +54,11 @@ def plan_tiles(matrix: TritonBlockMatrix, num_rows: int, choice: TileChoice, mul
 
 
 def linear_by_tiles(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None, plan: TilePlan) -> Tensor:
-    """Do what :func:`quantized_linear` does, for any number of rows of activations."""
+    """Compute ``x @ matrix.T + bias`` for any number of rows of activations."""
     x = with_adjacent_columns(x)
     num_rows, block_c = x.shape[0], plan.block_w // matrix.format.words
     sums = room_for_sums(x, matrix, plan.num_splits)
-    # Programs that run side by side share tiles of the matrix, not of the activations, which are smaller.
+    # Concurrent programs share tiles of the matrix rather than of the activations, which are smaller.
     grid = (triton.cdiv(num_rows, plan.block_m), triton.cdiv(matrix.rows, plan.block_n), plan.num_splits)
     _tile_kernel[grid](
         x,
@@ -111,20 +111,20 @@ def tile_product(
 ) -> tl.tensor:
     """Multiply rows of a matrix with rows of activations over a range of chunks, float32 ``[block_n, block_m]``.
 
-    The order in which a dot adds up does not matter, so each field of all words is one dot, with the activations that
-    belong to it: what a thread has decoded then lies where ``mma.sync`` wants it. ``wgmma`` takes weights from shared
-    memory, and several at once without waits in between: for it, all fields are one dot.
+    The order of a dot product's terms does not matter, so each field of all words is one ``tl.dot`` with the matching
+    activations: decoded weights are then already in the threads where ``mma.sync`` needs them. ``wgmma`` reads weights
+    from shared memory, and several can be issued without waiting in between, so for it all fields are one ``tl.dot``.
 
-    :param x_row: where each row of activations begins, ``[1, block_m]``
+    :param x_row: pointers to the rows of activations, ``[1, block_m]``
     :param row: rows of the matrix, int64 ``[block_n, 1]``
-    :param deep: whether all fields are one dot
-    :param upcast: whether dots are to be of float32 numbers, rounded to the activations' dtype
+    :param deep: whether all fields are one ``tl.dot``
+    :param upcast: whether to multiply in float32, with weights rounded to the activations' dtype first
     """
     dtype: tl.constexpr = x_row.dtype.element_ty
     words: tl.constexpr = 16 if bits == 8 else 8
     pairs: tl.constexpr = 32 // words
     pairs_of_group: tl.constexpr = pairs * group // 64
-    # In pairs, halves are decoded for the compiled kernel alone.
+    # Decoding in pairs uses inline assembly, which only compiled kernels support.
     in_pairs: tl.constexpr = not upcast and dtype != tl.float32
     product: tl.constexpr = tl.float32 if upcast else dtype
     word = tl.arange(0, block_c * words)
@@ -147,7 +147,7 @@ def tile_product(
             has_minima,
             has_supers,
         )
-        # Activations past a split's end are multiplied by weights of zero, and those past the row's end do not exist.
+        # Weights past a split's end are zero; activations past the row's end must not be read.
         limit = tl.minimum(last_chunk * 64, cols)
         if in_pairs:
             fields = decode_fields(tile, block_c, dtype, bits, offset, group, has_minima, has_supers)
@@ -200,12 +200,12 @@ def _tile_kernel(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> None:
-    """Compute ``out[split, m, n]``, one sum over each split's chunks."""
+    """Compute ``out[split, m, n]``, the sums over each split's chunks."""
     m = tl.program_id(0) * block_m + tl.arange(0, block_m)
     n = tl.program_id(1) * block_n + tl.arange(0, block_n)
     split = tl.program_id(2)
     first_chunk = split * split_chunks
-    # Past the last row, the last one is read again: no mask is needed, and the result is not stored.
+    # Rows past the last are clamped to it, which needs no mask; their results are not stored.
     acc = tile_product(
         x_ptr + tl.minimum(m, num_rows - 1).to(tl.int64)[None, :] * x_stride,
         quants_ptr,

@@ -1,4 +1,4 @@
-"""Applies rotary position embedding and writes to the KV cache in one launch."""
+"""Applies rotary position embeddings and writes the KV cache, in one launch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paged_sdk.kernels.triton.kv_cache import as_bytes, cache_heads, num_warps, 
 
 __all__ = ["rotate_and_cache"]
 
-_ELEMENTS: Final = 1024  # of heads to a program
+_ELEMENTS: Final = 1024  # elements per program
 SPAN: tl.constexpr = tl.constexpr(KEY_SPAN)
 
 
@@ -79,7 +79,7 @@ def _rotate(
     n: tl.constexpr,
     block_n: tl.constexpr,
 ) -> tl.tensor:
-    """Rotate some heads in place and return both halves, rounded."""
+    """Rotate heads in place, and return both halves, rounded."""
     column = tl.arange(0, block_n)[None, :]
     cos = tl.load(cosine_ptr + column, mask=column < n, other=0.0)
     sin = tl.load(sine_ptr + column, mask=column < n, other=0.0)
@@ -87,7 +87,7 @@ def _rotate(
     second = tl.load(heads + n + column, mask=mask, other=0.0).to(tl.float32)
     rotated_first = (first * cos - second * sin).to(heads.dtype.element_ty)
     rotated_second = (second * cos + first * sin).to(heads.dtype.element_ty)
-    # Where there are fewer elements than threads, several warps have read each, of which one writes: after all of them.
+    # If there are fewer elements than threads, several warps read each element and one writes it: wait for all reads.
     tl.debug_barrier()
     tl.store(heads + column, rotated_first, mask=mask)
     tl.store(heads + n + column, rotated_second, mask=mask)
@@ -125,7 +125,7 @@ def _rotate_and_cache_kernel(
     block_n: tl.constexpr,
     block_rest: tl.constexpr,
 ) -> None:
-    """Rotate and write one token's heads: a program takes some query heads, key heads or value heads."""
+    """Rotate and write one token's heads; each program processes a block of query, key or value heads."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     cosine_ptr = cosines_ptr + token * n

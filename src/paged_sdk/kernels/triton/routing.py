@@ -1,4 +1,4 @@
-"""Chooses experts: one warp computes a token's softmax, top-k and renormalization, without waiting for another."""
+"""Selects experts: one warp per token computes softmax, top-k and renormalization."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 __all__ = ["route"]
 
-# It stands for NaN and -inf: they are chosen after every finite logit, but before the padding past the last expert.
+# Replaces NaN and -inf: such experts are selected after those with finite logits, but before the padding.
 _LOWEST: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).min)
 
 
 def route(logits: Tensor, num_selected: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """See :func:`paged_sdk.kernels.fused_moe.route`; among equals the first expert is chosen."""
+    """See :func:`paged_sdk.kernels.fused_moe.route`; of equal logits, the lowest expert is selected."""
     num_tokens, num_experts = logits.shape
     weights = torch.empty(num_tokens, num_selected, dtype=torch.float32, device=logits.device)
     ids = torch.empty(num_tokens, num_selected, dtype=torch.int64, device=logits.device)
@@ -54,7 +54,7 @@ def _route_kernel(
     logits = logits.to(tl.float32)
     largest = tl.max(logits, 0)
     total = tl.sum(tl.exp(logits - largest), 0)
-    # Whatever the logits, only experts that exist are chosen, and each only once: kernels read their weights.
+    # For any logits, only existing experts are selected, each at most once: other kernels read their weights.
     left = tl.where(exists & ~(logits > _LOWEST), _LOWEST, logits)
     slot = tl.arange(0, block_selected)
     chosen = tl.full([block_selected], float("-inf"), tl.float32)

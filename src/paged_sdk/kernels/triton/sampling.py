@@ -1,8 +1,8 @@
-"""Chooses tokens in two launches: one over tiles of all rows, so that even one row fills a device, one over rows.
+"""Samples tokens in two launches: one over tiles of all rows, so that even one row fills a device, and one over rows.
 
-For the likeliest token the first finds that of each tile. For a draw it finds the largest logit and the weight of every
-group of tokens, from which the second picks a group, and then a token in it. For top-k, top-p and min-p the second also
-reads again the groups with a logit that is not below a threshold, or above the one picked: few of them, unless the
+For greedy sampling, the first finds the likeliest token of each tile. For a draw, it finds the largest logit and the
+weight of every group of tokens, from which the second picks a group and then a token in it. For top-k, top-p and min-p,
+the second also rereads groups with a logit above a threshold or above the picked one, which are few unless the
 distribution is flat. Nothing of the size of the vocabulary is written.
 """
 
@@ -48,7 +48,7 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, settings: DrawSettings) -> Tensor:
-    """See :func:`paged_sdk.kernels.sampling.draw`; settings are contiguous."""
+    """See :func:`paged_sdk.kernels.sampling.draw`; settings must be contiguous."""
     num_rows, vocab_size = logits.shape
     num_tiles = triton.cdiv(vocab_size, _TILE)
     num_groups = num_tiles * (_TILE // _GROUP)
@@ -86,7 +86,7 @@ def draw(logits: Tensor, settings: DrawSettings) -> Tensor:
             block_groups=triton.next_power_of_2(num_groups),
             group=_GROUP,
             num_warps=8,
-            maxnreg=128,  # two programs to a multiprocessor; without a limit rows of 152,064 take 161, and one runs
+            maxnreg=128,  # for two programs per multiprocessor; unlimited, rows of 152,064 take 161, and one runs
         )
     return tokens
 
@@ -113,7 +113,7 @@ def _tile_argmax_kernel(
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = tile * block + tl.arange(0, block)
     logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab_size, other=float("-inf"))
-    # NaN takes the place of +inf: either way nothing can be drawn.
+    # NaN is treated as +inf: in both cases no token can be sampled.
     logits = tl.where(logits != logits, float("inf"), logits)
     value, place = tl.max(logits, 0, return_indices=True)
     tl.store(values_ptr + row * num_tiles + tile, value)
@@ -148,7 +148,7 @@ def _group_kernel(
     groups: tl.constexpr,
     group: tl.constexpr,
 ) -> None:
-    """Find the largest logit of each group, and the weight of its logits relative to that."""
+    """Find the largest logit of each group, and the sum of its logits' weights relative to that."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * groups + tl.arange(0, groups)
     token = place[:, None] * group + tl.arange(0, group)[None, :]
@@ -221,7 +221,7 @@ def _draw_kernel(
                 masses = kept_masses(
                     logits_ptr, live_ptr, masses_ptr, maxima, exists, largest, rate, threshold, vocab_size, group
                 )
-                # The draw is rejected if the larger logits alone have enough weight; nothing lies above the largest.
+                # The draw is rejected if larger logits alone have enough weight; for the largest logit, above is 0.
                 above = tl.sum(masses, 0)
                 token = tl.where((above > 0) & (above >= enough), -1, token)
                 position += _NEXT_TRY
@@ -250,9 +250,9 @@ def _pick(
     vocab_size: tl.tensor,
     group: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Pick a token by weight, of those whose logits are at least a threshold, and return it and its logit.
+    """Pick a token by weight from those with logits of at least a threshold; return the token and its logit.
 
-    :param masses: the weight of these tokens in each group
+    :param masses: the sum of these tokens' weights in each group
     """
     place = tl.arange(0, masses.shape[0])
     cumulative = tl.cumsum(masses.to(tl.float64), 0)
@@ -266,7 +266,7 @@ def _pick(
     logits = tl.load(row_ptr + token, mask=token < vocab_size, other=float("-inf"))
     weights = tl.where(logits >= threshold, tl.exp2((logits - largest) * rate), 0.0)
     inner = tl.cumsum(weights.to(tl.float64), 0)
-    # The target is relative to the group, whose sum above differs from this one in its last bits.
+    # The target is rescaled to this group's sum, which may differ from ``mass`` in the last bits.
     inner_total = tl.max(inner, 0)
     within = tl.maximum((target - start) / mass, 0.0) * inner_total
     drawn = tl.sum(((inner <= within) & (inner < inner_total)).to(tl.int32), 0)

@@ -1,9 +1,9 @@
-"""Holds how products with repacked matrices are cut, by device and by rows of activations: one table that is set by a
+"""Holds the tile sizes of products with repacked matrices, by device and number of rows of activations, as found by a
 sweep (``python -m benchmarks.gpu --only sweep``).
 
-Compute capability 9.0 was swept on an H200: Q4_K and Q6_K, four matrices of 1536 x 8960 to 14,336 x 4096, the least
-time as a geometric mean (docs/benchmarks/gpu.md). For others, choices follow from the compiled code: the fewest
-instructions for each weight whose registers do not spill and whose shared memory leaves room for a second program
+Compute capability 9.0 was swept on an H200, for the least geometric mean of times with Q4_K and Q6_K and four matrices
+of 1536 x 8960 to 14,336 x 4096 (docs/benchmarks/gpu.md). For other devices, choices follow from compiled code: the
+fewest instructions per weight without register spills and with shared memory for a second program
 (``python -m benchmarks.instruction_counts``).
 """
 
@@ -29,48 +29,51 @@ __all__ = [
 ]
 
 MAX_FEW_ROWS: Final = 1
-"""Up to so many rows of activations, threads add up products, and from the next on matrix instructions do.
+"""The most rows of activations that scalar threads multiply; more rows use matrix instructions.
 
-On an H200, 14,336 x 4096 weights of Q4_K take threads 18 us with one row and 27 with two; they take matrix instructions
-28 us with any number up to 16. Over all matrices that were swept, two rows are as fast either way.
+On an H200, 14,336 x 4096 weights of Q4_K take scalar threads 18 us with one row and 27 with two, and matrix
+instructions 28 us with any number up to 16. Over all swept matrices, two rows are equally fast either way.
+
+The kernels for scalar threads take up to 4 rows, because the sweep times them with 1, 2 and 4: on another device, more
+may be faster.
 """
 
 DECODE_ALL_ROWS: Final = 256
-"""From so many rows of activations on, the matrix is decoded to memory first: 2 bytes a weight are written and read.
+"""The fewest rows of activations for which the matrix is decoded to memory first, writing and reading 2 bytes a weight.
 
-An H200 decodes 14,336 x 4096 weights of Q4_K in 43 us, and cuBLAS multiplies 256 rows by them in 44: 87 us beside 92 of
-one tile of 256 rows, and more rows take two tiles. With 128 rows, 77 us stand beside 52.
+An H200 decodes 14,336 x 4096 weights of Q4_K in 43 us, and cuBLAS multiplies them with 256 rows in 44: 87 us, compared
+with 92 for one tile of 256 rows, and more rows take two tiles. With 128 rows, it is 77 us compared with 52.
 """
 
 
 class MatrixUnits(Enum):
-    """Names what multiplies tiles."""
+    """Names the hardware that multiplies tiles."""
 
     THREADS = "threads"
-    """float32 numbers take no matrix instructions."""
+    """Scalar threads, for float32."""
 
     REGISTERS = "registers"
-    """Matrix instructions of 16 rows take both factors from registers."""
+    """Matrix instructions of 16 rows, with both operands in registers."""
 
     SHARED_MEMORY = "shared memory"
-    """There are also those of 64 rows, which take factors from shared memory (Hopper)."""
+    """Also matrix instructions of 64 rows, with operands in shared memory (Hopper's wgmma)."""
 
     TENSOR_MEMORY = "tensor memory"
-    """Those of 64 rows and more add up in a memory of their own (data-center Blackwell)."""
+    """Matrix instructions of 64 rows and more that accumulate in tensor memory (data-center Blackwell)."""
 
 
 @frozen
 class TileChoice:
-    """Says how large tiles are for some numbers of rows of activations.
+    """Describes the tile sizes for a range of numbers of rows of activations.
 
-    :ivar block_m: rows of activations to a program; the choice is for so many rows, and fewer
-    :ivar block_n: rows of the matrix to a program
-    :ivar block_w: words of each that are decoded at once
-    :ivar num_warps: warps of a program
-    :ivar num_stages: tiles on their way at once
-    :ivar deep: whether all fields of the words are one product
-    :ivar programs: how many are wanted for each multiprocessor: while memory sets the pace, those that share one have
-        more loads in flight; later they would only make more sums to join
+    :ivar block_m: rows of activations per program; the choice is for at most this many rows
+    :ivar block_n: rows of the matrix per program
+    :ivar block_w: words of each row that are decoded at once
+    :ivar num_warps: warps per program
+    :ivar num_stages: tiles in flight at once
+    :ivar deep: whether all fields of the words form one product
+    :ivar programs: programs per multiprocessor to aim for with splits: several have more loads in flight, which helps
+        while memory is the bottleneck; otherwise they only make more sums to join
     """
 
     block_m: int
@@ -82,9 +85,9 @@ class TileChoice:
     programs: int = 1
 
 
-# Two warps, because with four Triton would take matrix instructions of 64 rows on Hopper, which has choices of its own
-# below. 16 words and not 32: with 32 an H200 takes three times as long for 2 to 8 rows, though not for 16. What more
-# stages or rows need would not fit the 99 KiB of shared memory of smaller GPUs.
+# Two warps, because with four Triton would use matrix instructions of 64 rows on Hopper, which has its own choices
+# below. 16 words instead of 32: with 32 an H200 takes three times as long for 2 to 8 rows, though not for 16. More
+# stages or rows would not fit in the 99 KiB of shared memory of smaller GPUs.
 _UP_TO_32: Final = (
     TileChoice(block_m=16, block_n=64, block_w=16, num_warps=2, num_stages=3, programs=4),
     TileChoice(block_m=32, block_n=64, block_w=32, num_warps=2, num_stages=3, programs=4),
@@ -121,12 +124,12 @@ TILE_CHOICES: Final[Mapping[MatrixUnits, Sequence[TileChoice]]] = MappingProxyTy
         ),
     }
 )
-"""It maps to choices for rising numbers of rows; the last is for all that are more."""
+"""Choices for increasing numbers of rows; the last also serves all larger numbers."""
 
 EXPERT_TILE_CHOICES: Final[Mapping[MatrixUnits, Sequence[TileChoice]]] = MappingProxyType(
     {
         MatrixUnits.THREADS: _THREADS,
-        # Gate and up are two products of one program: with the others' choices, their sums would spill.
+        # One program computes gate and up: with the choices of other products, their sums would spill.
         MatrixUnits.REGISTERS: (*_EXPERTS_UP_TO_32, *_REGISTERS[2:]),
         MatrixUnits.SHARED_MEMORY: (
             TileChoice(block_m=16, block_n=128, block_w=16, num_warps=4, num_stages=3),
@@ -141,11 +144,11 @@ EXPERT_TILE_CHOICES: Final[Mapping[MatrixUnits, Sequence[TileChoice]]] = Mapping
         ),
     }
 )
-"""The same for rows of one expert, swept with Q4_K and the shape of Qwen3-30B-A3B; ``programs`` is not used."""
+"""Choices for the rows of one expert, swept with Q4_K and the shape of Qwen3-30B-A3B; ``programs`` is not used."""
 
 
 def matrix_units(device: torch.device, dtype: torch.dtype) -> MatrixUnits:
-    """Return what multiplies tiles of a dtype on a device."""
+    """Return the hardware that multiplies tiles of a dtype on a device."""
     if dtype == torch.float32 or device.type != "cuda":
         return MatrixUnits.THREADS
     by_generation = {9: MatrixUnits.SHARED_MEMORY, 10: MatrixUnits.TENSOR_MEMORY}

@@ -14,7 +14,7 @@ from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, gains_by_rotation, pack_gguf, whole_panels
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.native.ranks import ColumnJoin
-from paged_sdk.kernels.quantized.block_groups import as_groups
+from paged_sdk.kernels.quantized.blocks_to_groups import as_groups
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, tensor_type_of
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import BlockEmbedding, Embedding

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.native.ranks import ColumnJoin
-from paged_sdk.kernels.quantized.block_groups import as_groups
+from paged_sdk.kernels.quantized.blocks_to_groups import as_groups
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, stacked
-from paged_sdk.kernels.quantized.grouped_blocks import as_blocks
 from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.quantized.groups_to_blocks import as_blocks
 from paged_sdk.kernels.quantized.repack import REPACKABLE_TYPES, repack
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import Embedding, TritonBlockEmbedding

@@ -1,4 +1,4 @@
-// The page: joins the list at the side, the messages, and where the next one is written.
+// The page: connects the sidebar, the messages and the composer.
 
 import { health, models, request, stream } from "./chat.js";
 import { Composer } from "./composer.js";
@@ -12,7 +12,7 @@ import { openStore, remember, remembered } from "./store.js";
 import { followTheme } from "./theme.js";
 
 const MOST_TRIES = 5;
-const SAVE_EVERY = 5000; // milliseconds, of an answer that is being written
+const SAVE_EVERY = 5000; // milliseconds between saves of an answer that is being streamed
 const IDEAS = [
   ["Explain a thing", "Explain to a newcomer how a language model writes one word after the other."],
   ["Write code", "Write a Python function that groups the lines of a file by their first word, with a test."],
@@ -36,7 +36,7 @@ function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-// What was set for the last one is likely meant for the next one too.
+// A new conversation takes over the settings of the last one.
 function begin(settings = state.open?.settings ?? {}) {
   if (state.open && !state.open.messages.length) return show(state.open);
   return show({ id: newId(), title: "", changed: Date.now(), messages: [], settings: { ...settings } });
@@ -71,7 +71,7 @@ async function store(conversation) {
   }
 }
 
-// Takes over what another tab has changed, unless something is under way here that this would undo.
+// Takes over another tab's changes, unless that would undo something in progress here.
 async function refresh() {
   const isBusy = () => state.running || !at("kept").hidden || document.querySelector(".editing, .rename");
   if (isBusy()) return;
@@ -178,7 +178,7 @@ const actions = {
     if (state.running) return;
     const { messages } = state.open;
     const asked = messages.find((message) => message.calls?.includes(call));
-    // Results stand behind their calls, also where the conversation has gone on without them.
+    // A result is inserted directly after its call, even if the conversation continued without it.
     let place = messages.indexOf(asked) + 1;
     while (messages[place]?.role === "tool") place += 1;
     messages.splice(place, 0, { role: "tool", id: call.id, content });
@@ -240,7 +240,7 @@ async function run(conversation) {
   if (state.conversations.includes(conversation)) await keep(conversation);
 }
 
-// A full queue is asked again, later each time.
+// Retries while the queue is full, with increasing delays.
 async function tryToStream(body, signal, message, pace, drawing) {
   for (let attempt = 0; ; attempt += 1) {
     try {
@@ -273,7 +273,7 @@ const stop = () => state.running?.abort.abort();
 const composer = new Composer((content, images) => {
   if (state.running) return state.running.conversation === state.open ? "The answer is still being written." : "An answer is being written in another conversation.";
   if (!at("model").value) {
-    loadModels(); // which asks for the key again, where that is what was missing
+    loadModels(); // asks for the key again if it was missing or wrong
     return "There is no model to ask.";
   }
   state.open.messages.push({ role: "user", content, images });
@@ -343,7 +343,7 @@ function follow(next) {
   if (next === "watch") watch();
 }
 
-// Looks whether the server is back, less and less often.
+// Polls until the server is back, with increasing delays.
 let isWatching = false;
 async function watch() {
   if (isWatching) return;
@@ -379,7 +379,7 @@ at("key").addEventListener("close", () => {
   loadModels();
 });
 
-// ---- the beginning
+// ---- start
 
 followTheme();
 settingsDialog(() => state.open, (conversation) => {

@@ -1,7 +1,7 @@
-// Asks the server. Paths are beside the page, so that it works where the server is mounted below another path.
+// Calls the server. URLs are relative to the page, so that they work if the server is mounted below another path.
 
 export class Refused extends Error {
-  // `status` is 0 for what goes wrong within an answer; `retryAfter` is in seconds.
+  // `status` is 0 for an error within a stream; `retryAfter` is in seconds.
   constructor(status, { message, code = null }, retryAfter = null) {
     super(message);
     this.status = status;
@@ -19,19 +19,19 @@ async function ask(path, key, body, signal) {
   try {
     said = (await response.json()).error ?? said;
   } catch {
-    // something on the way answered, which has another form
+    // the error is a proxy's, in another form
   }
   const seconds = Number.parseFloat(response.headers.get("retry-after") ?? "");
   throw new Refused(response.status, said, Number.isFinite(seconds) ? seconds : null);
 }
 
-// Returns the models that can talk: those that make vectors alone are left out.
+// Returns the models that generate text, without those that only embed or rank.
 export async function models(key) {
   const { data } = await (await ask("v1/models", key)).json();
   return data.filter((model) => model.output_modalities?.includes("text") ?? true);
 }
 
-// Returns what the server says of itself: "ready", "loading", "ending", "failed"; null where there is no server.
+// Returns the server's status: "ready", "loading", "ending" or "failed"; null if there is no server.
 export async function health() {
   try {
     return await (await fetch(new URL("ready", document.baseURI), { cache: "no-store" })).json();
@@ -40,7 +40,7 @@ export async function health() {
   }
 }
 
-// Writes an answer into a message as it comes, and calls back after every event. Throws what ends it early.
+// Streams an answer into a message, and calls back after every event. Throws the error that ends it early.
 export async function stream(body, key, signal, message, changed) {
   const response = await ask("v1/chat/completions", key, { ...body, stream: true, stream_options: { include_usage: true } }, signal);
   for await (const data of events(response.body)) {
@@ -85,7 +85,7 @@ export function take(message, chunk) {
   if (choice.finish_reason) message.finish = choice.finish_reason;
 }
 
-// Returns the request that a conversation stands for. What was not set is left out: the server knows better.
+// Returns the request for a conversation. Settings that were not made are left out: the server has defaults.
 export function request(conversation, model) {
   const { system, tools, ...sampling } = conversation.settings;
   const messages = wire(conversation.messages);
@@ -96,8 +96,8 @@ export function request(conversation, model) {
   return body;
 }
 
-// Returns messages as OpenAI's API has them. Answers that never began, and calls that nobody answered, are left out:
-// chat templates have no form for these.
+// Returns messages in the form of OpenAI's API. Empty answers and calls without a result are left out: chat templates
+// cannot render them.
 export function wire(messages) {
   const answered = new Set(messages.filter((message) => message.role === "tool").map((message) => message.id));
   const said = [];
@@ -119,7 +119,7 @@ export function wire(messages) {
   return said;
 }
 
-// Says what an answer cost, of what the server measured: texts, each with what it means.
+// Describes an answer's usage and speed, as the server measured them: texts, each with an explanation.
 export function figures(usage) {
   const said = [[`${usage.completion_tokens} tokens`, "Tokens of the answer, thoughts included"]];
   if (usage.avg_compl_tok_per_sec > 0) said.push([`${usage.avg_compl_tok_per_sec.toFixed(1)} tokens/s`, "Tokens of the answer per second"]);

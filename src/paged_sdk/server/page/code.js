@@ -1,4 +1,4 @@
-// Colors code by what most languages share: comments, texts, numbers, words. It is drawn as it comes, part by part.
+// Highlights code by what most languages share: comments, strings, numbers, keywords. Code is drawn as it is streamed.
 
 const WORDS = new Set((
   "abstract alias and as assert async await begin break case catch class const constexpr continue crate def default defer del do echo elif " +
@@ -18,7 +18,7 @@ const DASHES = names("sql lua haskell hs elm ada");
 const MARKUP = names("html xml svg vue markdown");
 const QUOTED = names("rust rs c cpp c++ cc h hpp java kotlin kt swift go csharp cs scala zig");
 
-// Returns what finds the parts of a language's code; null: it is shown as it is.
+// Returns a regular expression that finds the parts of a language's code; null: no highlighting.
 function form(language) {
   const name = language.toLowerCase();
   if (!name || PLAIN.has(name)) return null;
@@ -31,9 +31,9 @@ function form(language) {
   return new RegExp(`(${comment})|(${text})|(\\b\\d[\\w.]*)|([A-Za-z_$][\\w$]*)(\\()?`, "g");
 }
 
-const KINDS = ["", "c-comment", "c-text", "c-number"]; // by the group that holds all of what was found
+const KINDS = ["", "c-comment", "c-text", "c-number"]; // by the index of the matching group
 
-// Returns code as parts, each with its class, or none.
+// Returns code as parts, each with its CSS class or none.
 export function parts(code, language) {
   const pattern = form(language);
   if (pattern === null) return code ? [["", code]] : [];
@@ -55,16 +55,16 @@ export function parts(code, language) {
   return found;
 }
 
-// A browser lays a whole block out anew when something is added to it: long code is many blocks of so many lines.
+// Browsers lay out a whole block again when something is appended: long code is split into blocks of this many lines.
 const LINES = 40;
 const NOTHING = { start: 0, node: null, lines: 0 };
 
-// Shows code that grows. Its last part may become another with what follows; those before it are not looked at again.
+// Shows code that grows. The last part may change with what follows; earlier parts are final.
 export class CodeText {
   #target;
   #language;
   #last = NOTHING;
-  #lines = 0; // of the last block
+  #lines = 0; // number of lines of the last block
 
   constructor(target, language, text) {
     this.#target = target;
@@ -93,7 +93,7 @@ export class CodeText {
     const lines = name ? [] : part.split("\n");
     let before = this.#lines;
     let rest = part;
-    // Between two lines with something in them, for a block shows no empty line at its end.
+    // Split only between two nonempty lines: a block does not show an empty line at its end.
     for (let place = 0; place + 1 < lines.length; place += 1) {
       this.#lines += 1;
       const isAfterText = lines[place].trim() || (place === 0 && this.#target.lastChild.textContent.at(-1)?.trim());

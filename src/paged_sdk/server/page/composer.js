@@ -1,4 +1,4 @@
-// Where the next message is written: its text and its images.
+// The composer: text and images of the next message.
 
 import { at, button, element, icon, say } from "./dom.js";
 
@@ -25,7 +25,7 @@ export class Composer {
         event.preventDefault();
         at("scroll").scrollBy({ top: (event.key === "PageUp" ? -0.85 : 0.85) * at("scroll").clientHeight });
       }
-      // Keyboards on screens have no other key for a new line.
+      // On-screen keyboards have no other key for a new line.
       if (event.key !== "Enter" || event.shiftKey || event.isComposing || touch.matches) return;
       event.preventDefault();
       at("form").requestSubmit();
@@ -46,7 +46,7 @@ export class Composer {
     for (const kind of ["dragover", "dragleave", "drop"]) {
       document.addEventListener(kind, (event) => {
         if (!event.dataTransfer?.types.includes("Files")) return;
-        event.preventDefault(); // or the browser would leave the page for the file
+        event.preventDefault(); // otherwise the browser opens the file
         at("form").classList.toggle("is-target", kind === "dragover" && !this.#whyNoImages);
         if (kind === "drop") this.add([...event.dataTransfer.files]);
       });
@@ -67,7 +67,7 @@ export class Composer {
     this.#update();
   }
 
-  // Says why there can be no images; null: there can.
+  // Says why images cannot be added; null: they can.
   set whyNoImages(reason) {
     this.#whyNoImages = reason;
     at("attach").setAttribute("aria-disabled", String(reason !== null));
@@ -128,7 +128,7 @@ export class Composer {
   }
 }
 
-// Photographs are made smaller: models see fewer pixels than cameras take, and bodies have a limit.
+// Scales photographs down: models use fewer pixels than cameras take, and bodies have a size limit.
 async function asDataUrl(file) {
   const image = await createImageBitmap(file);
   const scale = Math.min(1, LONGEST_SIDE / Math.max(image.width, image.height));

@@ -1,4 +1,4 @@
-// Makes elements. Texts become text nodes always, so that nothing a model says is markup.
+// Creates elements. Text always becomes text nodes, so that no output of a model is interpreted as markup.
 
 export const at = (id) => document.getElementById(id);
 
@@ -42,7 +42,7 @@ async function copy(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    // Pages that came over plain HTTP from another machine have no clipboard of their own.
+    // navigator.clipboard is missing on pages loaded over plain HTTP from another machine.
     const area = element("textarea", { class: "unseen", "aria-hidden": "true" });
     area.value = text;
     document.body.append(area);
@@ -53,7 +53,7 @@ async function copy(text) {
   }
 }
 
-// Tells who does not see the page what has happened.
+// Announces an event to screen readers.
 export function say(text) {
   at("said").textContent = text.length > 2000 ? `${text.slice(0, 2000)} …` : text;
 }
@@ -64,7 +64,7 @@ export function save(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-// Asks in a dialog, and returns whether the answer was yes.
+// Asks for confirmation in a dialog, and returns the answer.
 export function confirmed(title, text, yes) {
   const dialog = at("confirm");
   at("confirm-title").textContent = title;

@@ -1,11 +1,11 @@
-// Draws Markdown that grows: what is as it was stays the same nodes, so that a selection survives, and a long answer
-// costs what is new in it.
+// Draws Markdown that grows. Unchanged parts keep their nodes, so that a selection survives, and the cost depends only
+// on the new part.
 
 import { CodeText } from "./code.js";
 import { copyButton, element } from "./dom.js";
 import { Reader, TAGS } from "./markdown.js";
 
-const drawn = new WeakMap(); // elements to what is drawn in them
+const drawn = new WeakMap(); // elements to the values drawn in them
 const codes = new WeakMap();
 
 export function drawMarkdown(target, text) {
@@ -15,7 +15,7 @@ export function drawMarkdown(target, text) {
   drawn.set(target, { reader, blocks });
 }
 
-// Makes the nodes of `before` those of `now`; the first `from` are the same in both.
+// Updates the nodes from the values `before` to the values `now`; the first `from` are equal.
 function patch(target, before, now, from) {
   for (let place = from; place < now.length; place += 1) {
     if (place >= before.length) {
@@ -33,7 +33,7 @@ function same(one, other) {
   return one.length === other.length && isAlike(one, other) && one.every((child, place) => place < 2 || same(child, other[place]));
 }
 
-// Whether one element can become the other by what is in it.
+// Whether one element can be turned into the other by changing only its children.
 function isAlike([tag, said], [otherTag, otherSaid]) {
   return tag === otherTag && ["href", "language", "start", "align"].every((name) => said[name] === otherSaid[name]);
 }
@@ -51,7 +51,7 @@ function grown(node, before, now) {
   return true;
 }
 
-// They have the direction of their first letter, whatever language the page is in.
+// These get their text direction from their first letter, independently of the page's language.
 const DIRECTED = new Set(["p", "h1", "h2", "h3", "h4", "h5", "h6", "ol", "ul", "table"]);
 
 function nodeOf(value) {

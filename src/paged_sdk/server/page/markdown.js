@@ -1,5 +1,5 @@
-// Reads Markdown as plain values: a text, or [tag, attributes, ...children]. No HTML is read or made: what looks like
-// it stays text, and dom.js makes elements of these tags alone.
+// Parses Markdown into plain values: a text, or [tag, attributes, ...children]. HTML is neither parsed nor produced: it
+// stays text, and dom.js creates elements only of these tags.
 
 export const TAGS = new Set([
   "a", "blockquote", "br", "code", "code-block", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol",
@@ -18,8 +18,8 @@ export function parse(text) {
   return new Reader().read(text).blocks;
 }
 
-// Reads a text that grows. A block that two whole lines stand behind stays what it is, and is not read again: a
-// long answer costs what is new in it.
+// Parses a text that grows. A block that is followed by two complete lines is final and not parsed again, so the cost
+// depends only on the new part.
 export class Reader {
   #text = "";
   #settled = [];
@@ -47,7 +47,7 @@ export class Reader {
   }
 }
 
-// Indents by spaces alone.
+// Replaces tabs of the indentation by spaces.
 function withoutTabs(line) {
   return line.replace(/^[ \t]+/, (indent) => indent.replaceAll("\t", "    "));
 }
@@ -137,7 +137,7 @@ function listAt(lines, start, depth) {
     }
     inner[0] = inner[0].replace(/^\[([ xX])\] (?=\S)/, (_, mark) => (mark === " " ? "☐ " : "☑ "));
     const children = blocks(inner, depth + 1);
-    // An item of one paragraph needs no space around it.
+    // The first paragraph of an item needs no element of its own.
     const isTight = children.length > 0 && children[0][0] === "p";
     items.push(["li", {}, ...(isTight ? [...children[0].slice(2), ...children.slice(1)] : children)]);
   }
@@ -159,8 +159,8 @@ function tableAt(lines, start, depth) {
 const LINK = [/^!?\[([^[\]]{0,500})\]\(\s*([^\s()<>]{1,2000})(?:\s+"[^"]{0,200}")?\s*\)/, (m, depth) => link(m[2], inline(m[1], depth + 1), m[0])];
 const BREAK = [/^(?: {2,}|\\)\n/, () => ["br", {}]];
 
-// By the character that each begins with. None can take more than linear time: no part of one overlaps its neighbor.
-// What there is of TeX stays as it was written.
+// Regular expressions by their first character. All take linear time: no two adjacent parts match the same characters.
+// TeX is shown as written, as code.
 const SPANS = new Map(Object.entries({
   "\\": [
     [/^\\\(([^]{1,1000}?)\\\)/, (m) => ["code", {}, m[1].trim()]],
@@ -232,6 +232,6 @@ function firstSpan(first, rest, depth) {
 }
 
 function link(address, children, source) {
-  // Others, javascript: above all, would run in this page. An image is a link too: none is loaded from elsewhere.
+  // Other schemes, such as javascript:, could run code in this page. Images become links too: none is loaded.
   return /^(https?:\/\/|mailto:)/i.test(address) ? ["a", { href: address }, ...children] : source;
 }

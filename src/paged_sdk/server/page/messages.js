@@ -4,11 +4,11 @@ import { figures } from "./chat.js";
 import { button, copyButton, element, icon } from "./dom.js";
 import { codeBlock, drawMarkdown, showCode } from "./draw.js";
 
-const LONG = 2500; // letters of a message of the user's, or
-const MANY = 25; // lines, beyond which it is folded
+const LONG = 2500; // characters, and
+const MANY = 25; // lines, beyond which a user's message is folded
 
-// `actions`: send(message, text) sends another text in its place, again(message) asks for another answer,
-// answer(call, text) gives a tool's result, resultOf(call) returns it.
+// `actions`: send(message, text) replaces a message's text and sends it, again(message) asks for another answer,
+// answer(call, text) sends a tool's result, resultOf(call) returns that result.
 export function userView(message, actions) {
   const made = element("article", { class: "message user", "aria-label": "You" });
   const pictures = (message.images ?? []).map((url, place) => element("img", { src: url, alt: `Image ${place + 1} of the message` }));
@@ -50,7 +50,7 @@ function editor(message, actions, leave) {
   return [text, element("div", { class: "row" }, hint, button({ onclick: leave }, "Cancel"), button({ class: "strong", onclick: send }, "Send"))];
 }
 
-// An answer, which is drawn anew as it comes.
+// An answer, which is redrawn while it is streamed.
 export class AnswerView {
   #message;
   #actions;
@@ -68,7 +68,7 @@ export class AnswerView {
     this.node = element("article", { class: "message assistant", "aria-label": "The model" }, who, this.#thought, this.#body, this.#calls, this.#foot);
   }
 
-  // `progress` says how an answer gets on that is still being written; null: it is whole, or never will be.
+  // `progress` describes an answer that is being streamed; null: it is complete or was interrupted.
   show(progress = null) {
     const { reasoning, content, calls = [] } = this.#message;
     this.node.classList.toggle("is-running", progress !== null);
@@ -124,7 +124,7 @@ function thoughtFor({ thoughtSeconds }) {
   return thoughtSeconds >= 1 ? `Thought for ${Math.round(thoughtSeconds)} s` : "Thoughts";
 }
 
-// A call of a tool, with a field for what it returns: the page runs none itself.
+// A tool call, with a field for the result: the page runs no tools itself.
 class CallView {
   #call;
   #actions;

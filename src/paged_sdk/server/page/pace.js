@@ -1,4 +1,4 @@
-// How fast an answer comes, and how often it is drawn.
+// Measures an answer's speed, and limits how often it is drawn.
 
 export function pause(milliseconds, signal) {
   return new Promise((resolve, reject) => {
@@ -10,7 +10,7 @@ export function pause(milliseconds, signal) {
   });
 }
 
-// Reckons tokens per second: an event holds about one.
+// Estimates tokens per second: an event holds about one token.
 export class Pace {
   said = "";
   #events = 0;
@@ -26,7 +26,7 @@ export class Pace {
   }
 }
 
-// Draws once per frame at most, and no more than a fifth of the time, however long an answer is.
+// Draws at most once per frame, and spends at most a fifth of the time on it, however long an answer is.
 export class Drawing {
   #draw;
   #isAsked = false;

@@ -1,7 +1,7 @@
-// Says in words why there is no answer, and what can be done about it.
+// Explains errors in words, with what can be done about them.
 
-// Returns { title, text, next }: `next` is "wait" (the server takes it later), "watch" (see whether the server comes
-// back), "key", "models" (read the list of models anew), or null.
+// Returns { title, text, next }: `next` is "wait" (retry later), "watch" (poll until the server is back), "key",
+// "models" (reload the list of models), or null.
 export function problem(error) {
   const said = sentence(error.message);
   if (error.code === "unavailable" || error.status === 503) {
@@ -11,7 +11,7 @@ export function problem(error) {
       : { title: "The model has stopped.", text: `${said} The server has to be started again; the page goes on then.`, next: "watch" };
   }
   switch (error.status) {
-    case undefined: // no answer at all
+    case undefined: // no response
       return { title: "The connection to the server was lost.", text: "It may have been stopped, or the network is down. What was said so far is kept.", next: "watch" };
     case 401:
       return { title: "The server needs a key.", text: "Type one that it knows, and try again.", next: "key" };
@@ -40,7 +40,7 @@ function sentence(text) {
   return /[.!?]$/.test(whole) ? whole : `${whole}.`;
 }
 
-// Seconds until the next try: what the server says, and longer each time, so that many pages do not keep it busy.
+// Seconds until the next try: the larger of Retry-After and an exponential backoff, at most 30.
 export function patience(error, attempt) {
   return Math.min(30, Math.max(error.retryAfter ?? 1, 2 ** attempt));
 }

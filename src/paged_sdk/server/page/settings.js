@@ -1,4 +1,4 @@
-// The dialog for what a conversation is held with: system prompt, sampling, tools.
+// The dialog for a conversation's settings: system prompt, sampling, tools.
 
 import { at } from "./dom.js";
 
@@ -12,7 +12,7 @@ const EXAMPLE = [{
   },
 }];
 
-// `opened()` returns the conversation, `changed(conversation)` keeps it.
+// `opened()` returns the open conversation, `changed(conversation)` saves it.
 export function settingsDialog(opened, changed) {
   at("settings-open").addEventListener("click", () => {
     fill(opened().settings);
@@ -54,7 +54,7 @@ function read() {
   return settings;
 }
 
-// Returns the tools that a text describes; throws what is wrong with it.
+// Parses a text into tools; throws an error that describes what is wrong.
 export function readTools(text) {
   const tools = JSON.parse(text.trim() || "[]");
   if (!Array.isArray(tools)) throw new Error("they have to be a JSON list");

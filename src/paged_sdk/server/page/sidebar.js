@@ -1,4 +1,4 @@
-// The list of conversations at the side: open, rename, export, delete.
+// The sidebar with the list of conversations: open, rename, export, delete.
 
 import { wire } from "./chat.js";
 import { at, button, confirmed, element, icon, save } from "./dom.js";
@@ -9,7 +9,7 @@ export const titleOf = (conversation) => conversation.title || "New conversation
 // all() returns them all.
 export class Sidebar {
   #actions;
-  #chosen = null; // what the menu is about
+  #chosen = null; // the conversation of the open menu
   #renamed = null;
 
   constructor(actions) {
@@ -39,7 +39,7 @@ export class Sidebar {
     if (hadIt) at("side-open").focus();
   }
 
-  // On small screens it lies over the rest, which nothing reaches meanwhile.
+  // On small screens the sidebar covers the rest of the page, which is inert meanwhile.
   #toggle(isShown) {
     at("side").classList.toggle("is-shown", isShown);
     at("shade").hidden = !isShown;
@@ -49,7 +49,7 @@ export class Sidebar {
   }
 
   draw() {
-    if (this.#renamed && at("list").querySelector(".rename")) return; // what is typed there would be lost
+    if (this.#renamed && at("list").querySelector(".rename")) return; // redrawing would lose the typed text
     const wanted = at("find").value.trim().toLowerCase();
     const all = this.#actions.all();
     const found = wanted ? all.filter((each) => contains(each, wanted)) : all;
@@ -120,7 +120,7 @@ export class Sidebar {
     };
     field.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" && event.key !== "Escape") return;
-      event.preventDefault(); // or the key would press what gets the focus
+      event.preventDefault(); // otherwise the key press would activate the newly focused element
       event.stopPropagation();
       leave(event.key === "Enter");
     });
@@ -171,7 +171,7 @@ export function asMarkdown(conversation) {
   return `${parts.join("\n\n")}\n`;
 }
 
-// The messages are those that OpenAI's API takes.
+// Exports messages in the form of OpenAI's API.
 export function asJson({ title, settings, messages }) {
   const { system, tools, ...sampling } = settings;
   const said = wire(messages);

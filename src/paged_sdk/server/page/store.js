@@ -1,9 +1,9 @@
-// Keeps conversations in the browser. IndexedDB, because images are longer than localStorage takes.
+// Stores conversations in the browser, in IndexedDB, because images exceed the limit of localStorage.
 
 const NAME = "paged-sdk-chat";
 const TABLE = "conversations";
 
-// Returns a store; where the browser keeps nothing, one whose `isForgetful` is true.
+// Returns a store; if the browser stores nothing, one whose `isForgetful` is true.
 export async function openStore() {
   try {
     const asked = indexedDB.open(NAME, 1);
@@ -25,7 +25,7 @@ class Store {
     this.#database = database;
   }
 
-  // Is called when another tab has changed something.
+  // Called when another tab has changed something.
   set changedElsewhere(call) {
     this.#others.onmessage = call;
   }
@@ -50,7 +50,8 @@ class Store {
   }
 }
 
-// Stands in where the browser keeps nothing, in private windows of some: conversations last as long as the page.
+// Replaces the store if the browser stores nothing, as in some private windows. Conversations last until the page
+// closes.
 class Forgetful {
   isForgetful = true;
   #kept = new Map();
@@ -75,7 +76,7 @@ function done(request) {
   });
 }
 
-// A full disk may show only when all is written, after the request has succeeded.
+// Waits for the transaction: a full disk may raise only there, after the request has succeeded.
 function written({ transaction }) {
   return new Promise((resolve, reject) => {
     transaction.oncomplete = resolve;
@@ -83,12 +84,12 @@ function written({ transaction }) {
   });
 }
 
-// Small settings by name. Browsers that keep nothing throw where these are only looked at.
+// Small settings by name. Browsers that store nothing throw on any access to localStorage.
 export function remember(name, value, isForTab = false) {
   try {
     (isForTab ? sessionStorage : localStorage).setItem(`paged-sdk-${name}`, value);
   } catch {
-    // it lasts as long as the page
+    // the setting lasts until the page closes
   }
 }
 

@@ -1,4 +1,4 @@
-// Light and dark: as the system has it, or as the button says.
+// Light or dark theme: the system's, unless the button overrides it.
 
 import { at } from "./dom.js";
 import { remember, remembered } from "./store.js";

@@ -1,3 +1,1 @@
-"""Hold the formats of quantized weights, one file each, which :mod:`paged_sdk.weights.quantized.format` finds by
-listing this package.
-"""
+"""Holds the formats of quantized weights, one module each; :mod:`paged_sdk.weights.quantized.format` discovers them."""

@@ -1,7 +1,7 @@
-"""Read AWQ, as AutoAWQ writes it for its products of matrices ("gemm").
+"""Read AWQ, in AutoAWQ's "gemm" layout.
 
-``qweight`` int32 ``[in, out / 8]`` has the 4-bit codes of 8 outputs in a word, ``qzeros`` ``[groups, out / 8]`` their
-zero points in the same places, and ``scales`` is ``[groups, out]``.
+``qweight`` int32 ``[in, out / 8]`` packs the 4-bit codes of 8 outputs in a word, ``qzeros`` ``[groups, out / 8]`` packs
+their zero points likewise, and ``scales`` is ``[groups, out]``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _PER_WORD: Final = 32 // _BITS
 
 @frozen
 class _Awq(QuantizedFormat):
-    """Reads one checkpoint.
+    """Reads the format with a checkpoint's settings.
 
-    :ivar group_size: input columns that share a scale; -1: all
+    :ivar group_size: how many input columns share a scale; -1: all
     """
 
     methods: ClassVar[tuple[str, ...]] = ("awq",)
@@ -86,7 +86,7 @@ def _stored(tensors: PackedTensors, shape: tuple[int, int], groups: int, group_s
 
 
 def _codes(words: Tensor) -> PackedCodes:
-    """Return the codes ``[words * 8, columns]`` in words ``[columns, words]``."""
+    """Return the codes ``[words * 8, columns]`` of words ``[columns, words]``."""
     cols, count = words.shape
     return PackedCodes(words=words, form=CodeForm.OF_EIGHT_ROWS, shape=(count * _PER_WORD, cols), bits=_BITS)
 

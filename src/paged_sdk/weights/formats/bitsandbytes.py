@@ -1,9 +1,10 @@
-"""Read bitsandbytes: 4-bit codes of a table (NF4, FP4) with scales of 8 or 32 bits, and int8.
+"""Read bitsandbytes: 4-bit codes of a table (NF4, FP4) with 8- or 32-bit scales, and int8.
 
-Of 4 bits ``weight`` has the codes of the matrix, row after row, two in a byte, the first in its high half, in elements
-of any type; ``weight.quant_map`` has the table, and ``weight.absmax`` a scale for so many codes as a block has. With
-double quantization these are codes of ``weight.nested_quant_map``, to be scaled by ``weight.nested_absmax`` in turn. Of
-8 bits ``weight`` is int8, and ``SCB`` the largest absolute value of each row.
+4 bits: ``weight``, of any dtype, has the codes of the matrix in row-major order, two per byte, the first in the high
+half; ``weight.quant_map`` is the table, and ``weight.absmax`` has a scale per block of codes. With double quantization,
+``absmax`` has codes of ``weight.nested_quant_map``, themselves scaled by ``weight.nested_absmax``.
+
+8 bits: ``weight`` is int8, and ``SCB`` has the largest absolute value of each row.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ _LONGEST_STATE: Final = 1 << 16
 
 @frozen
 class _State:
-    """Holds what a 4-bit matrix's tensors do not say themselves.
+    """Holds the settings of a 4-bit matrix.
 
-    :ivar block: the codes that share a scale
-    :ivar nested_block: the scales that share one in turn; None: these are float32
-    :ivar nested_offset: what is added to scales that are quantized
+    :ivar shape: rows and columns of the matrix
+    :ivar block: how many codes share a scale
+    :ivar nested_block: how many quantized scales share a nested scale; None: scales are float32
+    :ivar nested_offset: the constant to add to quantized scales
     """
 
     shape: tuple[int, int]
@@ -45,9 +47,9 @@ class _State:
 
     @classmethod
     def of(cls, tensors: PackedTensors, suffix: str) -> _State:
-        """Read JSON from the bytes of a tensor.
+        """Read the settings from the JSON in a tensor's bytes.
 
-        :raises CheckpointError: it is malformed
+        :raises CheckpointError: the JSON is malformed or has invalid values
         """
         if sum(tensors.shape(suffix, 1)) > _LONGEST_STATE:
             raise tensors.error(suffix, f"has more than {_LONGEST_STATE} bytes")
@@ -122,7 +124,7 @@ def _stored(tensors: PackedTensors, state: _State, codes: UnreadRows) -> StoredM
             levels=levels,
         )
 
-    def read(first: int, last: int) -> Tensor:  # blocks go on from one row to the next
+    def read(first: int, last: int) -> Tensor:  # blocks cross row boundaries
         begin, end = first * cols, last * cols
         words = codes[begin // 2 : -(-end // 2)].tensor().view(1, -1)
         in_row = PackedCodes(words=words, form=CodeForm.HIGH_FIRST, shape=(1, 2 * words.numel()), bits=4)

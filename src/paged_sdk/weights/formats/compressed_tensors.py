@@ -1,8 +1,8 @@
 """Read compressed-tensors, which LLM Compressor writes: int8 and FP8, packed integers of 1 to 8 bits, NVFP4 and MXFP4.
 
-The config describes groups of modules by patterns of names. Which of these a matrix belongs to follows from its
-tensors, so that nobody's patterns are run here: its bits and columns per scale must be those of one of the groups. What
-a config says of activations and of the KV cache is left alone: these keep their own numbers here.
+The config assigns schemes to groups of modules by regular expressions, which are not evaluated, since they are
+untrusted: a matrix's tensors determine its scheme, and their bits and group size must match one of the config's groups.
+Settings for activations and the KV cache are ignored.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _MX_BLOCK: Final = 32
 
 @frozen
 class _Scheme:
-    """Says how a group of modules is quantized.
+    """Holds the quantization of a group of modules.
 
-    :ivar symmetric: whether integers have no zero points
-    :ivar block: rows and columns that share a scale; None: a row's, or all of them
+    :ivar symmetric: whether there are no zero points
+    :ivar block: the rows and columns that share a scale; None: one scale per row, or per matrix
     """
 
     bits: int
@@ -79,9 +79,9 @@ class _Scheme:
 
 @frozen
 class _CompressedTensors(QuantizedFormat):
-    """Reads one checkpoint.
+    """Reads the format with a checkpoint's settings.
 
-    :ivar schemes: those of the config's groups
+    :ivar schemes: the schemes of the config's groups
     """
 
     methods: ClassVar[tuple[str, ...]] = ("compressed-tensors",)
@@ -93,7 +93,7 @@ class _CompressedTensors(QuantizedFormat):
         groups = settings.section("config_groups").sections().values()
         for each in (settings, *groups):
             each.one_of("format", _FORMATS, _FORMATS[0])
-        for key in ("transform_config", "sparsity_config"):  # rotated activations, zeros left out
+        for key in ("transform_config", "sparsity_config"):  # rotations, sparse storage
             if settings.section(key).is_set("config_groups", "format"):
                 raise settings.unsupported(key, ("none",))
         return cls(tuple(_Scheme.of(each.section("weights")) for each in groups if "weights" in each))
@@ -138,7 +138,7 @@ class _CompressedTensors(QuantizedFormat):
         return self._integers(tensors, _PACKED, (rows, named[1]), found[0])
 
     def _integers(self, tensors: PackedTensors, codes: str, shape: tuple[int, int], bits: int) -> PackedMatrix:
-        """Check the scales and zero points of integers around 0, of which packed ones are raised above it."""
+        """Check the scales and zero points of signed integers; packed ones are stored with an offset, unsigned."""
         grid = find_grid(tensors, _SCALE, FLOATS, shape, self._blocks)
         rows, groups = shape[0], -(-shape[1] // grid.cols)
         if _ZERO in tensors or not any(scheme.symmetric for scheme in self.schemes if scheme.bits == bits):

@@ -1,8 +1,8 @@
-"""Read weights in 8-bit floating point with scales for blocks (DeepSeek, Qwen), for rows (FBGEMM) or for the whole.
+"""Read FP8 weights with scales per block (DeepSeek, Qwen), per row (FBGEMM) or per matrix.
 
-Beside ``weight`` there is ``weight_scale_inv``, by which it is to be multiplied in spite of its name, or
-``weight_scale``. Experts that are stacked have ``_scale_inv`` after their own name. Scales for activations are left
-alone: activations keep their own numbers here.
+The scale of ``weight`` is ``weight_scale_inv``, which is a multiplier despite its name, or ``weight_scale``. For
+stacked experts, ``_scale_inv`` is appended to the tensor's name. Scales of activations are ignored: activations are not
+quantized here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _SCALES: Final = ("_scale_inv", "_scale")
 
 @frozen
 class _Fp8(QuantizedFormat):
-    """Reads one checkpoint.
+    """Reads the format with a checkpoint's settings.
 
-    :ivar block: rows and columns that share a scale, where scales are for blocks
+    :ivar block: the rows and columns that share a scale, if there is a scale per block
     """
 
     methods: ClassVar[tuple[str, ...]] = ("fp8", "fbgemm_fp8")
@@ -55,7 +55,7 @@ class _Fp8(QuantizedFormat):
         return float8_matrix(tensors, "", suffix, [self.block])
 
     def _stack(self, tensors: PackedTensors, suffix: str, shape: tuple[int, ...]) -> PackedMatrix:
-        """Return experts one below the other, each with blocks of its own."""
+        """Return the experts' matrices stacked vertically; blocks do not cross experts."""
         count, rows, cols = shape
         high, wide = self.block
         blocks = (count, -(-rows // high), -(-cols // wide))

@@ -1,9 +1,9 @@
-"""Read GPTQ, as AutoGPTQ and its successors write it: of 2, 3, 4 and 8 bits, with columns in any order of groups.
+"""Read GPTQ, as AutoGPTQ and its successors write it: 2, 3, 4 and 8 bits, with columns grouped in any order.
 
 ``qweight`` int32 ``[in * bits / 32, out]`` has an output's codes in one column; ``scales`` ``[groups, out]`` and
-``qzeros`` ``[groups, out * bits / 32]`` belong to groups of input columns, and ``g_idx`` ``[in]`` says which column
-is in which group: where the columns were quantized in the order of their activations (``desc_act``), not its
-neighbours'. In the first version of the format zero points are one less than they are.
+``qzeros`` ``[groups, out * bits / 32]`` are per group of input columns; ``g_idx`` ``[in]`` is the group of each column.
+With ``desc_act``, columns were quantized in the order of their activations, so groups are not contiguous. Version 1 of
+the format stores zero points minus 1.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _V1, _V2 = "gptq", "gptq_v2"
 
 @frozen
 class _Gptq(QuantizedFormat):
-    """Reads one checkpoint.
+    """Reads the format with a checkpoint's settings.
 
-    :ivar bits: what its matrices may have: one number unless the config makes exceptions
-    :ivar group_sizes: likewise; -1: a row is one group
-    :ivar is_v1: whether zero points are stored one less than they are
+    :ivar bits: the possible bits of a matrix: several if the config has exceptions for some modules
+    :ivar group_sizes: the possible group sizes; -1: a row is one group
+    :ivar is_v1: whether zero points are stored minus 1
     """
 
     methods: ClassVar[tuple[str, ...]] = ("gptq",)
@@ -49,8 +49,8 @@ class _Gptq(QuantizedFormat):
     def open(cls, settings: FormatSettings) -> Self:
         key = "checkpoint_format" if "checkpoint_format" in settings else "format"
         version = settings.one_of(key, (_V1, _V2), _V1)
-        # GPTQModel's exceptions: patterns of names with settings of their own. What a matrix has follows from its
-        # tensors, so nobody's patterns are run here.
+        # GPTQModel's exceptions are settings by regular expression of a module's name. The expressions are untrusted
+        # and not evaluated: a matrix's tensors determine its settings.
         exceptions = settings.section("dynamic").sections().values()
         bits = [settings.bits("bits", _BITS)]
         bits += [each.bits("bits", _BITS) for each in exceptions if "bits" in each]
@@ -129,16 +129,16 @@ class _Gptq(QuantizedFormat):
             return unpacked(words, bits).float()
         if 32 % bits:
             return unpacked(words, bits).float() + 1
-        # Writers take 1 from each whole word's codes, so that a zero point of 0 borrows from its neighbour.
+        # Writers subtract 1 from all codes of a word at once, so that a zero point of 0 borrows from the next code.
         return unpacked(words + sum(1 << shift for shift in range(0, 31, bits)), bits).float()
 
 
 def _decoded(
     shape: tuple[int, int], bits: int, words: Callable[[], Tensor], scales: Tensor, minima: Tensor
 ) -> DenseMatrix:
-    """Return the matrix decoded.
+    """Return the decoded matrix, for groups of uneven size.
 
-    :param scales: of each element; ``minima`` likewise
+    :param scales: the scale of each element; ``minima`` likewise
     """
 
     def read(first: int, last: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Read HQQ, as hqq and transformers write it: 1, 2, 3, 4 and 8 bits.
 
-The weights of a group lie in a row of ``W_q`` (``axis`` 1) or in a column of it (``axis`` 0), before it is packed: of
-its rows, in two halves, four quarters and so on, each part takes some bits of the same elements, the first the highest.
-``scale`` and ``zero`` have a number for each group, and a weight is its code less ``zero`` times ``scale``.
+Unpacked, a row of ``W_q`` (``axis`` 1) or a column (``axis`` 0) is a group. Packing divides the rows into equal parts
+(2 for 4 bits, 4 for 2 bits, and so on) and puts the parts into different bits of the same elements, the first into the
+highest bits. ``scale`` and ``zero`` are per group; a weight is ``(code - zero) * scale``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paged_sdk.weights.quantized.packed_tensors import FLOATS, PackedTensors
 
 __all__ = ["FORMAT"]
 
-# How many codes share an element, by their bits, and the type of elements.
+# By bits: the number of codes per element, and the elements' dtype.
 _PACKINGS: Final = {
     1: (8, torch.uint8),
     2: (4, torch.uint8),
@@ -54,10 +54,10 @@ _SETTINGS: Final = (
 
 @frozen
 class _Layout:
-    """Says where the codes of a matrix are.
+    """Describes the layout of a matrix's codes.
 
-    :ivar shape: of the matrix
-    :ivar rows: of the codes before they are packed, ``cols`` likewise
+    :ivar shape: rows and columns of the matrix
+    :ivar rows: rows of the unpacked codes (``W_q``); ``cols`` likewise
     """
 
     shape: tuple[int, int]
@@ -68,16 +68,16 @@ class _Layout:
 
     @property
     def packed_rows(self) -> int:
-        """Return how many rows there are of packed elements."""
+        """Return the number of rows of packed elements."""
         return -(-self.rows // _PACKINGS[self.bits][0])
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one of these."""
+        """Return the size of a packed row in bytes."""
         return self.cols * _PACKINGS[self.bits][1].itemsize
 
     def codes(self, packed: UnreadRows, first: int, last: int) -> Tensor:
-        """Read some rows of codes, uint8 ``[rows, cols]``, whose bits above their own are not cleared."""
+        """Read some rows of codes, uint8 ``[rows, cols]``; higher bits of the bytes are not cleared."""
         count, dtype = _PACKINGS[self.bits]
         height = self.packed_rows
         parts = []
@@ -86,7 +86,7 @@ class _Layout:
             elements = packed[max(0, first - start) : min(height, last - start)].tensor().view(dtype)
             shift = (count - 1 - part) * self.bits
             parts.append((elements >> shift if shift else elements).to(torch.uint8))
-        if len(parts) == 1:  # which mostly is so of the few rows that are packed at once
+        if len(parts) == 1:  # the usual case, since few rows are read at once
             return parts[0]
         return torch.cat(parts) if parts else torch.empty(0, self.cols, dtype=torch.uint8)
 
@@ -145,7 +145,7 @@ def _grouped(tensors: PackedTensors, layout: _Layout, packed: UnreadRows) -> Sto
 
 
 def _decoded(tensors: PackedTensors, layout: _Layout, packed: UnreadRows) -> StoredMatrix:
-    """Return a matrix whose groups cross its rows."""
+    """Return a decoded matrix, for groups that are not within a row."""
     whole = _Whole(tensors, layout, packed)
     return DenseMatrix(
         UnreadRows(shape=layout.shape, itemsize=4, read=lambda first, last: whole.values[first:last].clone())
@@ -153,7 +153,7 @@ def _decoded(tensors: PackedTensors, layout: _Layout, packed: UnreadRows) -> Sto
 
 
 class _Whole:
-    """Decodes a matrix when it is first asked for, as a whole."""
+    """Decodes a whole matrix on first access."""
 
     def __init__(self, tensors: PackedTensors, layout: _Layout, packed: UnreadRows) -> None:
         self._tensors = tensors

@@ -1,8 +1,8 @@
-"""Read MLX's affine weights (AFQ), and what transformers writes of the same kind for Metal.
+"""Read MLX's affine weights (AFQ), and the like that transformers writes for Metal.
 
-``weight`` uint32 ``[out, in * bits / 32]`` has a row's codes as one stream of bits; a weight is its code times one of
-``scales`` plus one of ``biases``, both ``[out, groups]``. The config's section has no ``quant_method``, and may have
-settings of their own for some modules, by name.
+``weight`` uint32 ``[out, in * bits / 32]`` has a row's codes as one bit stream; a weight is ``code * scale + bias``,
+with ``scales`` and ``biases`` ``[out, groups]``. MLX's section of the config has no ``quant_method``, and may have
+separate settings for some modules, by name.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ _METAL: Final = "metal"
 
 @frozen
 class _Affine:
-    """Holds the settings of some modules."""
+    """Holds the settings of a group of modules."""
 
     bits: int
     group_size: int
 
     @classmethod
     def of(cls, settings: FormatSettings) -> _Affine:
-        """Read a section.
+        """Read the settings from a section of the config.
 
-        :raises UnsupportedQuantizationError: it is not affine
+        :raises UnsupportedQuantizationError: the mode is not affine, or the bits are not supported
+        :raises CheckpointError: a setting is malformed
         """
         settings.one_of("mode", ("affine",), "affine")
         return cls(settings.bits("bits", _BITS), settings.positive("group_size"))
@@ -46,11 +47,11 @@ class _Affine:
 
 @frozen
 class _Mlx(QuantizedFormat):
-    """Reads one checkpoint.
+    """Reads the format with a checkpoint's settings.
 
-    :ivar usual: what holds for modules that are not named
-    :ivar by_name: the settings of those that are
-    :ivar minima: what the names of minima end in
+    :ivar usual: the default settings
+    :ivar by_name: the settings of modules that the config names
+    :ivar minima: the suffix of the tensors of biases
     """
 
     methods: ClassVar[tuple[str, ...]] = ("mlx", _METAL)

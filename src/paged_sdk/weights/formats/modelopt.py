@@ -1,8 +1,8 @@
-"""Read what NVIDIA's Model Optimizer writes: FP8 with one scale for a matrix, and NVFP4.
+"""Read the formats of NVIDIA's Model Optimizer: FP8 with one scale per matrix, and NVFP4.
 
-NVFP4 has ``weight`` uint8 ``[out, in / 2]``, two 4-bit floating point numbers in a byte, the first in its low half;
-``weight_scale`` float8 ``[out, in / 16]`` for every 16 of them, and ``weight_scale_2``, one more factor for the matrix.
-Scales for activations and for keys and values are left alone.
+NVFP4 has ``weight`` uint8 ``[out, in / 2]``, two FP4 values per byte, the first in the low half; ``weight_scale``
+float8 ``[out, in / 16]``, a scale per 16 values; and ``weight_scale_2``, one more factor for the matrix. Scales of
+activations and of the KV cache are ignored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Read MXFP4, as gpt-oss has its experts: 4-bit floating point numbers with a power of two for every 32.
+"""Read MXFP4, the format of gpt-oss's experts: FP4 (E2M1) values with a power-of-two scale per 32 values.
 
-``NAME_blocks`` uint8 ``[experts, out, in / 32, 16]`` has two codes in a byte, the first in its low half, and
-``NAME_scales`` uint8 ``[experts, out, in / 32]`` the exponents; without experts, one dimension less.
+``NAME_blocks`` uint8 ``[experts, out, in / 32, 16]`` has two codes per byte, the first in the low half;
+``NAME_scales`` uint8 ``[experts, out, in / 32]`` has the exponents. Without experts, the first dimension is missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Read what torchao writes to safetensors: int8 and FP8 codes, and integers of fewer bits in bytes.
+"""Read torchao's safetensors: int8 and FP8, and integers of fewer bits, one per byte.
 
-A matrix ``NAME.weight`` is ``NAME._weight_qdata``, with ``_weight_scale`` for the whole, each row, or blocks, and
-perhaps ``_weight_zero_point``. Which of torchao's classes wrote them follows from their element types; those that pack
-their codes for one kernel are refused.
+A matrix ``NAME.weight`` is stored as ``NAME._weight_qdata``, with ``_weight_scale`` per matrix, per row or per block,
+and optionally ``_weight_zero_point``. The dtypes tell which of torchao's tensor classes it was; classes that pack codes
+for a specific kernel are refused.
 """
 
 from __future__ import annotations

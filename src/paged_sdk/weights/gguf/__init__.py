@@ -1,1 +1,1 @@
-"""Reads and writes GGUF files, and says what their names and fields mean."""
+"""Reads and writes GGUF files, and maps their names and metadata to those of Hugging Face checkpoints."""

@@ -1,4 +1,4 @@
-"""Make Hugging Face's ``config.json`` from the metadata of a GGUF file."""
+"""Convert the metadata of a GGUF file to Hugging Face's ``config.json``."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from paged_sdk.weights.gguf.tensor import GgufTensor
 
 __all__ = ["config_from_gguf", "must_be_model"]
 
-# Gemma's own constants, which converters do not write.
+# Gemma's constants, which converters do not write.
 _GEMMA2_WINDOW, _GEMMA2_PERIOD = 4096, 2
 _GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10_000.0
 # The 27B models scale attention by hidden_size / num_heads, all others by head_dim; they are told apart by depth.
 _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 
-# Architectures that may have experts, and the keys of other architectures' mixtures that are refused.
+# Architectures that may have experts, and MoE keys of other architectures, which are refused.
 _MIXTURES = frozenset({"llama", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss"})
 _SHARED_SIZE = "expert_shared_feed_forward_length"
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", _SHARED_SIZE)
 _SOFTMAX_GATE = 1
 
-# Tensors that say how positions are scaled, and the architectures for which llama.cpp reads them.
+# Tensors of rotary scaling factors, and the architectures for which llama.cpp reads them.
 _DIVISORS = "rope_freqs.weight"
 _LONGROPE_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")
 _ROPE_TENSORS = MappingProxyType(
@@ -43,22 +43,22 @@ _TOKEN_IDS = MappingProxyType(
 
 
 def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor], path: Path) -> dict[str, Any]:
-    """Return the model's configuration in Hugging Face's terms.
+    """Return the model's configuration as Hugging Face's ``config.json`` has it.
 
-    A llama3 rope scaling comes as ``rope_scaling["inv_freq_divisors"]``, one float for each frequency, since GGUF holds
+    A llama3 rope scaling becomes ``rope_scaling["inv_freq_divisors"]``, a float for each frequency, since GGUF stores
     the divisors instead of the formula's parameters.
 
     :param metadata: the metadata of the (first) file
     :param tensors: the tensors of all parts, by GGUF name
     :param path: the file, for messages
-    :raises UnsupportedArchitectureError: the architecture, or something that it uses, is not supported
-    :raises CheckpointError: metadata or a tensor that is needed is missing or malformed
+    :raises UnsupportedArchitectureError: the architecture, or a feature that the file uses, is not supported
+    :raises CheckpointError: required metadata or a required tensor is missing or malformed
     """
     model = GgufModel(metadata, tensors, path, _architecture(metadata, path))
     _check_positions(model)
     config = _common(model) | _biases(model) | _experts(model) | _FAMILIES[model.architecture](model)
     if config["model_type"] == "falcon":
-        del config["head_dim"]  # transformers' class computes it, and refuses to be told
+        del config["head_dim"]  # transformers' class computes it, and has no setter
     if model.architecture in ENCODERS and (scaling := config.pop("rope_scaling")) is not None:
         raise model.unsupported(f"rope scaling {shown(scaling)}")
     _check_biases(model, config)
@@ -66,9 +66,9 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTens
 
 
 def must_be_model(metadata: Mapping[str, Any], path: Path) -> None:
-    """Refuse a file that is a part of a model or an addition to one, and say which.
+    """Refuse a file that is not a model, such as an adapter or an image encoder, with an error that says what it is.
 
-    :raises CheckpointError: it is no model
+    :raises CheckpointError: the file is not a model
     """
     kind, architecture = metadata.get("general.type", "model"), metadata.get("general.architecture")
     if kind == "adapter":
@@ -97,9 +97,9 @@ def _architecture(metadata: Mapping[str, Any], path: Path) -> str:
 
 
 def _check_positions(model: GgufModel) -> None:
-    """Refuse what the architecture does not do with positions, and llama.cpp has no place for either.
+    """Refuse partial rotation and rotary factors in architectures that have none, in llama.cpp either.
 
-    :raises UnsupportedArchitectureError: a part of each head is rotated, or frequencies have divisors
+    :raises UnsupportedArchitectureError: only a part of each head is rotated, or there are tensors of rotary factors
     """
     _ = model.rotary_dim
     for name in (_DIVISORS, *_LONGROPE_TENSORS):
@@ -108,9 +108,9 @@ def _check_positions(model: GgufModel) -> None:
 
 
 def _check_biases(model: GgufModel, config: Mapping[str, Any]) -> None:
-    """Refuse biases that the model does not add.
+    """Refuse tensors of biases that the model would ignore.
 
-    :raises UnsupportedArchitectureError: there are some
+    :raises UnsupportedArchitectureError: the file has such a tensor
     """
     added = set(_QKV) if config["model_type"] in ("qwen2", "qwen2_moe", "qwen2_vl_text") else set[str]()
     if config.get("attention_bias"):
@@ -149,14 +149,14 @@ def _common(model: GgufModel) -> dict[str, Any]:
 
 
 def _biases(model: GgufModel) -> dict[str, Any]:
-    """Return which groups of matrices have biases, where all of a group have some or none."""
+    """Return the config's bias fields: for each group of matrices, whether any of them has a bias."""
     there = {name.split(".")[-2] for name in model.tensors if name.endswith(".bias")}
     groups = ARCHITECTURES[model.architecture].bias_groups
     return {field: not there.isdisjoint(stems) for field, stems in groups.items()}
 
 
 def _experts(model: GgufModel) -> dict[str, Any]:
-    """Return the settings of a mixture of experts; nothing for other models."""
+    """Return the settings of a mixture of experts; an empty dict for dense models."""
     if not model.has_experts:
         return {}
     if model.architecture not in _MIXTURES:
@@ -178,8 +178,8 @@ def _experts(model: GgufModel) -> dict[str, Any]:
 def _rope_scaling(model: GgufModel) -> dict[str, Any] | None:
     """Return the scaling of the rotary embedding, from the keys and tensors that llama.cpp reads.
 
-    The keys of yarn's own, ``yarn_attn_factor``, ``yarn_beta_fast`` and the like, are not among them: llama.cpp reads
-    these for other architectures alone.
+    YaRN's own keys (``yarn_attn_factor``, ``yarn_beta_fast``, ...) are ignored: llama.cpp reads them for other
+    architectures only.
     """
     kind = model.metadata.get(f"{model.architecture}.rope.scaling.type", "linear")
     factor = model.number("rope.scaling.factor", model.number("rope.scale_linear", 1.0)) or 1.0
@@ -218,13 +218,13 @@ def _longrope(model: GgufModel, factor: float) -> dict[str, Any]:
         "original_max_position_embeddings": model.integer(
             "rope.scaling.original_context_length", model.integer("context_length")
         ),
-        # What converters work out; a file without it has none.
+        # Converters compute it; without the key, llama.cpp applies no factor.
         "attention_factor": model.number("rope.scaling.attn_factor", 1.0),
     }
 
 
 def _llama(model: GgufModel) -> dict[str, Any]:
-    # Llama.cpp gives this architecture no windows, whatever the file says: Mistral's come with none.
+    # llama.cpp ignores sliding windows in this architecture, which Mistral's files use too.
     return {"model_type": "mixtral"} if model.has_experts else {}
 
 
@@ -236,13 +236,13 @@ def _qwen(model: GgufModel) -> dict[str, Any]:
 
 
 def _qwen3(model: GgufModel) -> dict[str, Any]:
-    """Return Qwen3's config. Qwen3-Reranker has a rank head in place of the output projection."""
+    """Return the settings of Qwen3. Qwen3-Reranker has a rank head instead of the output projection."""
     ranks = {"architectures": ["Qwen3ForSequenceClassification"]} if RANK_HEAD in model.tensors else {}
     return _qwen(model) | ranks
 
 
 def _qwen_vl(model: GgufModel) -> dict[str, Any]:
-    """Return what models have whose tokens have positions in time, height and width."""
+    """Return the settings of models with M-RoPE: positions in time, height and width."""
     key = f"{model.architecture}.rope.dimension_sections"
     sections = model.metadata.get(key)
     if not isinstance(sections, list) or len(sections) not in (3, 4) or any(sections[3:]):
@@ -255,13 +255,13 @@ def _qwen_vl(model: GgufModel) -> dict[str, Any]:
 
 
 def _qwen2moe(model: GgufModel) -> dict[str, Any]:
-    """Return what llama.cpp does for this architecture: weights of experts are not made to add up to 1."""
+    """Return the settings of Qwen2-MoE. As in llama.cpp, routing weights are not normalized to a sum of 1."""
     experts, shared = model.tensor("blk.0.ffn_gate_exps.weight"), model.tensor("blk.0.ffn_gate_shexp.weight")
     if len(experts.shape) != 3 or len(shared.shape) != 2:
         raise model.malformed("the experts' tensors are no matrices")
     return _qwen(model) | {
         "num_experts": model.integer("expert_count"),
-        # Older files leave out either size, or both.
+        # Older files lack either size, or both.
         "moe_intermediate_size": model.integer("expert_feed_forward_length", experts.shape[1]),
         "shared_expert_intermediate_size": model.integer(_SHARED_SIZE, shared.shape[0]),
         "norm_topk_prob": False,
@@ -277,7 +277,7 @@ def _qwen3moe(model: GgufModel) -> dict[str, Any]:
             "expert_feed_forward_length",
             model.integer("feed_forward_length") // model.integer("expert_used_count"),
         ),
-        "norm_topk_prob": True,  # llama.cpp asks no key
+        "norm_topk_prob": True,  # llama.cpp has no key for it
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
@@ -288,7 +288,7 @@ def _phi3(model: GgufModel) -> dict[str, Any]:
     return {
         "partial_rotary_factor": model.rotary_dim / model.head_dim,
         "original_max_position_embeddings": model.integer("rope.scaling.original_context_length", context),
-        # Files say which window the model was trained with, but llama.cpp has it turned off.
+        # Files have the window of the training, but llama.cpp disables it.
         "sliding_window": None,
     }
 
@@ -322,9 +322,8 @@ def _gemma_embedding(model: GgufModel) -> dict[str, Any]:
 def _gemma(model: GgufModel, window: int, period: int) -> dict[str, Any]:
     """Return the settings that gemma2 and gemma3 share.
 
-    :param window: the window of sliding layers; 0: none slide
-    :param period: every ``period``-th layer attends to everything, unless the file says otherwise; if it says 0, all
-        slide
+    :param window: the window of sliding layers; 0: all layers have full attention
+    :param period: every ``period``-th layer has full attention, unless the file has another period; 0: none has
     """
     wide = model.num_layers == _WIDE_SCALE_LAYERS.get(model.architecture)
     hidden_size, num_heads = model.integer("embedding_length"), model.integer("attention.head_count")

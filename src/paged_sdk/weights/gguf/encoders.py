@@ -1,4 +1,4 @@
-"""Make the configs of GGUF's encoders, whose tokens see the whole text, as transformers' classes have them."""
+"""Make the configs of GGUF's encoders (bidirectional attention), as transformers' classes expect them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from paged_sdk.weights.gguf.names import RANK_HEAD
 
 __all__ = ["ENCODERS"]
 
-_RANKS: Final = 4  # as pooling_type
+_RANKS: Final = 4  # the pooling_type of rankers
 _POOLINGS: Final = MappingProxyType({1: "mean", 2: "cls"})
-_MODERN_BERT_PERIOD: Final = 3  # of layers without a window
+_MODERN_BERT_PERIOD: Final = 3  # every third layer has no window
 _ACTIVATIONS: Final = ("gelu", "silu")
 
 
 def _bert(model: GgufModel) -> dict[str, Any]:
-    """Return what BERT, XLM-RoBERTa and others have whose layers are BERT's. Their tables of positions begin with a
-    text's first token, wherever that of the original does.
+    """Return the settings of BERT, XLM-RoBERTa and others with BERT's layers. In GGUF, row 0 of the position table is
+    always the first token's; the original table may have an offset.
     """
     layers = [name for name in ("cls.weight", RANK_HEAD) if name in model.tensors]
     if len(layers) == 1:
-        # Of BERT's own rankers, converters leave out what makes a vector of a text (the pooler).
+        # Converters drop the pooler of BERT's own rankers.
         raise model.unsupported(f"a tensor {shown(layers[0])} that is to rank texts alone")
     if layers and "token_types.weight" not in model.tensors:
         raise model.unsupported("layers that rank texts as DistilBERT's do")
@@ -52,7 +52,7 @@ def _modern_bert(model: GgufModel) -> dict[str, Any]:
         raise model.unsupported(f"metadata modern-bert.classifier.pooling_type = {pooling}")
     window = model.integer("attention.sliding_window", 0, minimum=0)
     return _encoder(model, "ModernBertModel", "ModernBertForSequenceClassification") | {
-        # A window that is twice the longest text sees all of it.
+        # A window of twice the context length covers every text.
         "local_attention": min(window, 2 * model.integer("context_length")),
         "layer_types": _layer_types(model, window),
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": each} for kind, each in thetas.items()},
@@ -74,9 +74,10 @@ def _eurobert(model: GgufModel) -> dict[str, Any]:
 
 
 def _encoder(model: GgufModel, class_name: str, ranker: str | None = None) -> dict[str, Any]:
-    """Return what all of them have.
+    """Return the settings that all encoders share.
 
-    :param ranker: the class that makes numbers of a text; None: GGUF has no such files
+    :param class_name: transformers' class of the encoder
+    :param ranker: transformers' class with a classification head; None: GGUF has no such files
     """
     table, width = model.tensor("token_embd.weight").shape, model.integer("embedding_length")
     if table[1:] != (width,):
@@ -88,12 +89,12 @@ def _encoder(model: GgufModel, class_name: str, ranker: str | None = None) -> di
         raise model.malformed(f"metadata {model.architecture}.pooling_type is {_RANKS}, and there is no {RANK_HEAD}")
     named = [class_name] if labels is None or ranker is None else [ranker]
     num_labels = {} if labels is None else {"num_labels": labels.shape[0]}
-    # No token is padding here. Ids that transformers' configs have otherwise may be beyond a small vocabulary.
+    # Padding is not used, but transformers' default id may be outside of a small vocabulary.
     return {"architectures": named, "pad_token_id": 0, **num_labels}
 
 
 def _num_parts(model: GgufModel) -> int:
-    """Return how many kinds of tokens are told apart: those of a text, and of a second one."""
+    """Return the number of token types, which distinguish the two texts of a pair."""
     table = model.tensors.get("token_types.weight")
     return 1 if table is None else table.shape[0]
 
@@ -104,7 +105,7 @@ def _rope(model: GgufModel) -> dict[str, Any]:
 
 
 def _layer_types(model: GgufModel, window: int) -> list[str]:
-    """Return which layers of ModernBERT see a window of the text only."""
+    """Return the attention type of each layer of ModernBERT."""
     key = "modern-bert.attention.sliding_window_pattern"
     if window == 0:
         windowed = [False] * model.num_layers
@@ -121,4 +122,4 @@ def _layer_types(model: GgufModel, window: int) -> list[str]:
 ENCODERS: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingProxyType(
     {"bert": _bert, "nomic-bert": _nomic_bert, "modern-bert": _modern_bert, "eurobert": _eurobert}
 )
-"""Makes the part of a config that is an encoder's own, by its GGUF name."""
+"""Functions that make the encoder's own part of a config, by GGUF architecture."""

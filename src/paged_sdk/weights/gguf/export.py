@@ -1,6 +1,6 @@
-"""Show a checkpoint as a GGUF file has it: names, values and metadata in llama.cpp's conventions.
+"""Convert the names, values and metadata of a checkpoint to llama.cpp's conventions for GGUF.
 
-It is what :mod:`paged_sdk.weights.gguf.source` and :mod:`paged_sdk.weights.gguf.config` undo.
+:mod:`paged_sdk.weights.gguf.source` and :mod:`paged_sdk.weights.gguf.config` are the inverse.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _ARCHITECTURE_OF: Final = MappingProxyType(
-    # Of gpt-oss, files are read alone: checkpoints have gate and up of its experts in turns. So are those of encoders.
+    # Encoders and gpt-oss are only read: gpt-oss's checkpoints interleave the rows of the experts' gate and up.
     {each.model_type: name for name, each in ARCHITECTURES.items() if name != "gpt-oss" and not each.is_encoder}
     | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
     | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}
@@ -50,11 +50,12 @@ _UNUSED: Final = ".rotary_emb.inv_freq"  # buffers that older checkpoints hold
 
 @frozen(kw_only=True)
 class CheckpointNames:
-    """Names a checkpoint's tensors, as its family does.
+    """Holds a family's names for the tensors of a checkpoint.
 
     :ivar body: the prefix of the decoder's tensors
-    :ivar head: the output projection
-    :ivar experts: the names of a mixture, within a layer, by those of GGUF, with :data:`EACH` for an expert's number
+    :ivar head: the name of the output projection
+    :ivar experts: the names of the tensors of a mixture of experts within a layer, by GGUF stem, with :data:`EACH` for
+        the number of an expert
     """
 
     body: str
@@ -64,10 +65,12 @@ class CheckpointNames:
 
 @frozen
 class GgufPlace:
-    """Says where GGUF has a tensor of a checkpoint.
+    """Locates a checkpoint's tensor in a GGUF file.
 
-    :ivar names: of GGUF's tensor; two where the checkpoint has merged what GGUF has apart, each expert's gate and up
-    :ivar expert: the number of the expert whose matrix it is, or of the head whose norm; None: it is no single one's
+    :ivar names: the name of the GGUF tensor; two names if the checkpoint merges the experts' gate and up projections,
+        which GGUF keeps apart
+    :ivar expert: the number of the expert that the matrix belongs to, or of the head that the norm belongs to; None if
+        the tensor is neither
     """
 
     names: tuple[str, ...]
@@ -75,17 +78,17 @@ class GgufPlace:
 
     @property
     def is_stack(self) -> bool:
-        """Return whether GGUF's tensor holds the matrices of all experts."""
+        """Return whether the GGUF tensor stacks the matrices of all experts."""
         return "_exps." in self.names[0]
 
 
 @frozen(eq=False, kw_only=True)
 class GgufMatrix:
-    """Holds a tensor of a checkpoint as the matrices of which GGUF's tensor is made, one below the other.
+    """Holds the matrices of a checkpoint that, stacked vertically, make up a GGUF tensor.
 
-    :ivar shape: GGUF's, in torch's order
-    :ivar permuted_heads: heads within which GGUF has the rows in another order; 0: it has not
-    :ivar offset: what GGUF adds to the values
+    :ivar shape: the GGUF tensor's shape, in torch's order
+    :ivar permuted_heads: the number of heads, if GGUF permutes the rows within each head; 0: no permutation
+    :ivar offset: a constant that GGUF adds to the values
     """
 
     shape: tuple[int, ...]
@@ -94,10 +97,10 @@ class GgufMatrix:
     offset: float = 0.0
 
     def pieces(self, num_rows: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
-        """Cut the rows into pieces of about so many at most, in GGUF's order.
+        """Yield the rows in pieces of at most about ``num_rows``, in GGUF's order.
 
-        :returns: of each piece the number of the tensor's matrix that it belongs to, and what decodes it: float32
-            ``[rows, columns]``
+        :returns: for each piece, the index of the GGUF tensor's matrix that contains it, and a function that decodes
+            it: float32 ``[rows, columns]``
         """
         height, done = self.shape[-2 if len(self.shape) > 1 else 0], 0
         for matrix in self.matrices:
@@ -119,9 +122,9 @@ class GgufMatrix:
 
 
 def gguf_architecture(config: DecoderConfig) -> str:
-    """Return what GGUF calls the architecture of a model.
+    """Return GGUF's name for the architecture of a model.
 
-    :raises UnsupportedArchitectureError: it has no name for it
+    :raises UnsupportedArchitectureError: the architecture cannot be written as GGUF
     """
     found = _ARCHITECTURE_OF.get(config.model_type)
     if found is None:
@@ -130,18 +133,18 @@ def gguf_architecture(config: DecoderConfig) -> str:
 
 
 def global_rope(config: DecoderConfig) -> RopeConfig:
-    """Return the rotary embedding of layers that attend to everything, or of all where none does; layers without
-    positions do not count.
+    """Return the rotary embedding of the first full-attention layer, or of the first layer if all have windows. Layers
+    without positions are skipped.
     """
     layers = [pair for pair in zip(config.ropes, config.sliding_windows, strict=True) if pair[0].rotates]
     return next((rope for rope, window in layers if window is None), layers[0][0] if layers else config.ropes[0])
 
 
 def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str, Any]:
-    """Return a model's shape by GGUF key.
+    """Return the GGUF metadata that describes a model's configuration, by key.
 
-    :param attention_factor: of LongRoPE: what its cosines and sines are multiplied by
-    :raises UnsupportedArchitectureError: GGUF has no keys for something that the model does
+    :param attention_factor: LongRoPE's factor on cosines and sines; unused for other kinds
+    :raises UnsupportedArchitectureError: GGUF has no keys for a feature of the model
     """
     name, rope = gguf_architecture(config), global_rope(config)
     values: dict[str, Any] = {
@@ -203,8 +206,8 @@ def gguf_tensors(
 ) -> dict[str, GgufMatrix]:
     """Return the tensors that the model uses, by GGUF name, in the order of layers.
 
-    :param divisors: of the rotary frequencies, one for each, where the model's formula is none of GGUF's keys
-    :raises UnsupportedArchitectureError: the architecture has no name for one
+    :param divisors: a divisor for each rotary frequency, if the scaling has no keys in GGUF's metadata; None otherwise
+    :raises UnsupportedArchitectureError: GGUF has no name for a tensor or the rotary scaling
     :raises CheckpointError: experts are missing
     """
     architecture = ARCHITECTURES[gguf_architecture(config)]
@@ -227,9 +230,9 @@ def gguf_tensors(
 
 
 def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointNames) -> dict[str, GgufPlace | None]:
-    """Say where GGUF has each of a checkpoint's tensors that the model uses; None: GGUF has no name for it.
+    """Return the place in a GGUF file of each tensor that the model uses; None if GGUF has no name for the tensor.
 
-    :param stored: the names of all of the checkpoint's tensors
+    :param stored: the names of all tensors of the checkpoint
     """
     architecture = ARCHITECTURES[gguf_architecture(config)]
     plain_names = {name: _plain_name(name, names, architecture) for name in stored}
@@ -238,7 +241,7 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
     places: dict[str, GgufPlace | None] = {}
     for name, plain in plain_names.items():
         if plain == "lm_head.weight" and config.tie_embeddings and not has_table:
-            plain = table  # of two names of one matrix, the checkpoint has this one
+            plain = table  # tied weights, stored under this name alone
         if plain is None or plain.endswith(_UNUSED) or (plain == "lm_head.weight" and config.tie_embeddings):
             continue
         merged = _MERGED.fullmatch(plain)
@@ -255,13 +258,13 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
 
 
 def _place(name: str) -> int:
-    """Return where a tensor stands in a file: before the layers what begins a text, behind them what ends it."""
+    """Return a tensor's sort key in the file: embeddings come first, then layers by number, then the output."""
     parts = name.split(".")
     return int(parts[1]) if parts[0] == "blk" else 1 << 20 if parts[0].startswith("output") else -1
 
 
 def _plain_name(name: str, names: CheckpointNames, architecture: GgufArchitecture) -> str | None:
-    """Return the name that a plain checkpoint would have; None: the tensor is not the decoder's."""
+    """Return the tensor's name with the prefixes of a text-only checkpoint; None if it is not part of the decoder."""
     parent, _, kind = name.rpartition(".")
     if parent == names.head:
         return f"lm_head.{kind}"
@@ -271,7 +274,7 @@ def _plain_name(name: str, names: CheckpointNames, architecture: GgufArchitectur
 
 
 def _of_mixture(plain: str, names: CheckpointNames) -> str | None:
-    """Return GGUF's name of a tensor of a layer's mixture; None: it is none."""
+    """Return GGUF's name for a tensor of a layer's mixture of experts; None if it is not one."""
     match = _LAYER_TENSOR.fullmatch(plain)
     stem = None if match is None else next((stem for stem, own in names.experts.items() if own == match[2]), None)
     return None if match is None or stem is None else f"blk.{match[1]}.{stem}.weight"
@@ -293,13 +296,13 @@ def _one(
             permuted_heads=heads,
             offset=architecture.norm_offset if stored.endswith("norm.weight") else 0.0,
         )
-    # The gate of the expert that serves every token is a vector there.
+    # The gate of the shared expert has one row, and is a vector in GGUF.
     squeezed = shape[1:] if stored.endswith(".ffn_gate_inp_shexp.weight") else shape
     return GgufMatrix(shape=squeezed, matrices=[source.matrix(name)], permuted_heads=heads)
 
 
 def _ungrouped(source: WeightSource, name: str, config: DecoderConfig) -> GgufMatrix:
-    """Return queries, keys and values one after the other."""
+    """Return a fused QKV tensor with its rows in the order of queries, keys, values, without grouping by KV head."""
     shape = source.shape(name)
     whole = source.matrix(name) if len(shape) > 1 else _column(source, name)
     order = qkv_order(config.num_heads, config.num_kv_heads, config.head_dim)
@@ -309,7 +312,7 @@ def _ungrouped(source: WeightSource, name: str, config: DecoderConfig) -> GgufMa
 
 
 def _column(source: WeightSource, name: str) -> DenseMatrix:
-    """Return a vector as a matrix of one column."""
+    """Return a vector as a matrix with one column."""
     return DenseMatrix(source.tensor(name, torch.float32, torch.device("cpu")).view(-1, 1))
 
 
@@ -334,7 +337,7 @@ def _norms_of_heads(source: WeightSource, stored: str, members: Mapping[int, str
 def _merged_experts(
     source: WeightSource, name: str, stored: Sequence[str], config: DecoderConfig
 ) -> dict[str, GgufMatrix]:
-    """Take apart the tensor in which transformers merges all experts of a layer."""
+    """Split the tensor in which transformers merges all experts of a layer."""
     assert config.moe is not None
     whole, count = source.matrix(name), config.moe.num_experts
     rows = config.hidden_size if len(stored) == 1 else config.moe.intermediate_size
@@ -381,14 +384,14 @@ def _mixture(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:
-    """Return what some families multiply by."""
+    """Return the multipliers that some families apply to embeddings, residuals, scores and logits."""
     values: dict[str, float] = {}
     if name == "granite":
         values = {
             "embedding_scale": config.embedding_scale or 1.0,
             "residual_scale": config.residual_scale or 1.0,
             "attention.scale": config.attention_scale,
-            "logit_scale": 1.0 / (config.logit_scale or 1.0),  # logits are divided by it
+            "logit_scale": 1.0 / (config.logit_scale or 1.0),  # in GGUF a divisor
         }
     elif config.logit_scale is not None:
         values = {"logit_scale": config.logit_scale}
@@ -408,7 +411,7 @@ def _olmo3(config: DecoderConfig, full: RopeConfig) -> dict[str, Any]:
 
 
 def _largest_exponent(config: DecoderConfig) -> float:
-    """Return by which power of 1/2 the slopes of ALiBi end, or would end were there as many as a power of two."""
+    """Return ALiBi's maximum exponent: -log2 of the last slope of the largest power of two of heads."""
     whole = 1 << (config.num_heads.bit_length() - 1)
     return -math.log2(config.alibi_slopes[whole - 1])
 
@@ -418,7 +421,7 @@ def _gemma(config: DecoderConfig, name: str) -> dict[str, Any]:
     windows = config.sliding_windows
     if (window := next((width for width in windows if width is not None), None)) is not None:
         values["attention.sliding_window"] = window
-    # Both are 0 where there is no cap, since a missing key means the family's own.
+    # 0 means no cap; if the keys are missing, gemma2's default caps apply.
     if name == "gemma2":
         values["attn_logit_softcapping"] = float(config.attention_softcap or 0.0)
         values["final_logit_softcapping"] = float(config.logit_softcap or 0.0)
@@ -436,7 +439,7 @@ def _gemma(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def _permuted(rows: Tensor, head: int) -> Tensor:
-    """Return rows in GGUF's order: within each head, those of the two halves in turn."""
+    """Return rows in GGUF's order: within each head, the rows of its two halves interleaved."""
     heads = rows.numpy().reshape(-1, 2, head // 2, rows.shape[1])
     return torch.from_numpy(np.ascontiguousarray(heads.swapaxes(1, 2))).view(rows.shape)
 

@@ -1,4 +1,4 @@
-"""Make the configs of GGUF's architectures that differ from llama in a few keys, as llama.cpp reads them."""
+"""Make the configs of GGUF architectures that differ from llama in a few keys, which are read as llama.cpp does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paged_sdk.weights.gguf.model import GgufModel
 
 __all__ = ["FAMILIES", "biases_of", "norm_eps"]
 
-# The field of architectures with layer norms that says what these add to the variance.
+# The config's field for the epsilon of layer norms, by architecture.
 _LAYER_NORM_EPS: Final = MappingProxyType(
     {
         "starcoder2": "norm_epsilon",
@@ -43,25 +43,25 @@ _BIASES: Final = MappingProxyType(
         "falcon": _NORMS | {"attn_norm_2"},
         "gpt-oss": _QKV | {"attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
         "bloom": _NORMS | _MLP | {"token_embd_norm", "attn_qkv", "attn_output"},
-        # The last one is that of cls.output.
+        # "output" is cls.output.bias.
         "bert": _BERT_NORMS | _QKV | _MLP | {"attn_qkv", "attn_output", "cls", "output"},
         "nomic-bert": _BERT_NORMS,
         "modern-bert": frozenset({"cls", "output"}),
     }
 )
-_PERIOD: Final = 4  # of windows, and of layers without positions; files do not say it
-_EXAONE_WITH_WINDOWS: Final = 64  # layers: its smaller models have none
+_PERIOD: Final = 4  # every fourth layer has no window (SmolLM3: no positions); files do not record it
+_EXAONE_WITH_WINDOWS: Final = 64  # layers of EXAONE 4's largest model; smaller ones have no windows
 
 
 def norm_eps(model: GgufModel) -> dict[str, Any]:
-    """Return what norms add to the variance, by the name of the config's field."""
+    """Return the epsilon of norms, by the name of the config's field."""
     if (field := _LAYER_NORM_EPS.get(model.architecture)) is not None:
         return {field: model.number("attention.layer_norm_epsilon")}
     return {"rms_norm_eps": model.number("attention.layer_norm_rms_epsilon")}
 
 
 def biases_of(architecture: str) -> frozenset[str]:
-    """Return the tensors that have a bias beside those that the config says."""
+    """Return the stems of the tensors that may have a bias, besides those that the config's bias fields cover."""
     return _BIASES.get(architecture, frozenset())
 
 
@@ -74,7 +74,7 @@ def _gemma(model: GgufModel) -> dict[str, Any]:
 
 
 def _granite(model: GgufModel) -> dict[str, Any]:
-    """Return Granite's factors; 0 stands for none there."""
+    """Return Granite's multipliers; 0 in the file means the default."""
     return {
         "attention_multiplier": model.number("attention.scale", 0.0) or model.head_dim**-0.5,
         "embedding_multiplier": model.number("embedding_scale", 0.0) or 1.0,
@@ -96,7 +96,7 @@ def _arcee(model: GgufModel) -> dict[str, Any]:
 
 
 def _olmo2(model: GgufModel) -> dict[str, Any]:
-    """Return what OLMo 2 has, or OLMo 3, which has windows: layers with one rotate without any scaling."""
+    """Return the settings of OLMo 2, or of OLMo 3 if there are windows; its windowed layers rotate without scaling."""
     window = model.integer("attention.sliding_window", 0, minimum=0)
     if window == 0:
         return {"attention_bias": False}
@@ -132,7 +132,7 @@ def _glm4(model: GgufModel) -> dict[str, Any]:
 
 
 def _starcoder2(model: GgufModel) -> dict[str, Any]:
-    # It has biases everywhere or nowhere, and no windows, whatever the file says.
+    # All matrices have biases or none. llama.cpp ignores the file's window.
     has_bias = _has(model, "attn_q.bias")
     return {
         "hidden_act": "gelu_pytorch_tanh",
@@ -169,13 +169,13 @@ def _nemotron(model: GgufModel) -> dict[str, Any]:
 
 
 def _olmoe(model: GgufModel) -> dict[str, Any]:
-    # Llama.cpp neither clips queries and keys of this architecture, nor makes weights of experts add up to 1.
+    # For this architecture llama.cpp neither clips queries, keys and values nor normalizes routing weights.
     return {"attention_bias": False, "clip_qkv": None, "norm_topk_prob": False}
 
 
 def _gpt_oss(model: GgufModel) -> dict[str, Any]:
-    """Return what files do not say, which is the same for all of these models: activations, alternating windows, and
-    the details of YaRN. llama.cpp rounds its range of frequencies, where the model does not.
+    """Return the settings of gpt-oss. Files do not record the alternating windows and some parameters of YaRN, which
+    are the same in all models. ``truncate`` is False as in the original model, where llama.cpp rounds YaRN's range.
     """
     yarn = {
         "rope_type": "yarn",
@@ -206,7 +206,7 @@ def _phi2(model: GgufModel) -> dict[str, Any]:
 def _stablelm(model: GgufModel) -> dict[str, Any]:
     return {
         "partial_rotary_factor": model.rotary_dim / model.head_dim,
-        # What llama.cpp goes by; the key of the same name it does not ask.
+        # llama.cpp decides by this tensor, and ignores the key use_parallel_residual.
         "use_parallel_residual": not _has(model, "ffn_norm.weight"),
         "use_qkv_bias": _has(model, "attn_q.bias"),
         "qk_layernorm": _has(model, "attn_q_norm.weight"),
@@ -245,10 +245,10 @@ def _mpt(model: GgufModel) -> dict[str, Any]:
 
 
 def _must_share(model: GgufModel, expansion: int | None = None) -> None:
-    """Refuse heads that do not share the hidden size, and MLPs of another width, for which configs have no fields.
+    """Refuse head sizes and MLP widths that do not follow from the hidden size, as configs have no fields for them.
 
-    :param expansion: how many times the hidden size an MLP is wide; None: any
-    :raises UnsupportedArchitectureError: there are such
+    :param expansion: the MLP's width as a multiple of the hidden size; None: any width
+    :raises UnsupportedArchitectureError: a size does not follow from the hidden size
     """
     hidden_size, num_heads = model.integer("embedding_length"), model.integer("attention.head_count")
     if model.head_dim * num_heads != hidden_size:
@@ -258,7 +258,7 @@ def _must_share(model: GgufModel, expansion: int | None = None) -> None:
 
 
 def _layer_types(num_layers: int, window: int | None) -> list[str]:
-    """Return the types of layers of which each fourth attends to everything."""
+    """Return the layers' attention types: every fourth is full, the others are windowed (full without a window)."""
     windowed = "full_attention" if window is None else "sliding_attention"
     return [windowed if (layer + 1) % _PERIOD else "full_attention" for layer in range(num_layers)]
 
@@ -287,4 +287,4 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "mpt": _mpt,
     }
 )
-"""Makes the part of a config that is an architecture's own, by its GGUF name."""
+"""Functions that make the architecture's own part of a config, by GGUF architecture."""

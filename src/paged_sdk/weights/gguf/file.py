@@ -1,4 +1,4 @@
-"""Read the GGUF format: metadata, a table of tensors, their blocks.
+"""Read the GGUF format: metadata, the table of tensors, and the tensors' data.
 
 See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -34,15 +34,15 @@ _MAX_PARTS = 1024
 
 
 class GgufFile:
-    """Reads one GGUF file: metadata and the table of tensors at once, tensors when they are asked for.
+    """Reads one GGUF file: metadata and the table of tensors on construction, tensors' data on demand.
 
-    A llama file of before GGUF ("ggjt") shows as the GGUF file that it would be.
+    A llama file in the older ggjt format is presented as the equivalent GGUF file.
 
     :ivar path: the file
     :ivar metadata: the values by GGUF key: int, float, bool, str, or lists of these
-    :ivar metadata_types: GGUF's number of each value's type by key, and of the type of an array's entries
+    :ivar metadata_types: the GGUF type id of each value by key, and that of the entries if the value is an array
     :ivar tensors: the tensors by GGUF name
-    :raises CheckpointError: the file is missing, cut off, malformed, big endian, or of an older format
+    :raises CheckpointError: the file is missing, truncated, malformed, big endian, or of an older format
     :raises UnsupportedQuantizationError: a tensor has a type that cannot be decoded
     """
 
@@ -153,7 +153,7 @@ class GgufFile:
 
 
 def open_gguf(path: Path) -> list[GgufFile]:
-    """Open a GGUF file, with all other parts if it is one part of a split model.
+    """Open a GGUF file, and if it is part of a split model, all other parts.
 
     :param path: the file, or any part
     :returns: the parts in order; the first has the model's metadata

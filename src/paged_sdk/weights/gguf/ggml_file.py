@@ -1,7 +1,7 @@
-"""Read llama.cpp's files of before GGUF ("ggjt"), and say in GGUF's words what they hold.
+"""Read llama.cpp's older ggjt files, and present them as the equivalent GGUF metadata and tensors.
 
-A file has seven numbers, the vocabulary with its scores, and the tensors one after another, each with its name, shape
-and type before it. Rows of queries and keys lie as GGUF has them.
+A file has seven numbers, the vocabulary with scores, and the tensors, each preceded by its name, shape and type. Query
+and key rows are permuted as in GGUF.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["GGJT", "read_ggml"]
 _log = get_logger(__name__)
 
 GGJT: Final = b"tjgg"
-"""What a file begins with: "ggjt" as a little-endian number."""
+"""The first bytes of a file: "ggjt" as a little-endian number."""
 
 _ALIGNMENT: Final = 32
 _MAX_VOCABULARY: Final = 1 << 20
@@ -34,7 +34,7 @@ _MAX_TENSORS: Final = 1 << 16
 _MAX_NAME: Final = 1 << 10
 _CHUNK: Final = 1 << 16
 
-# By version: how blocks were laid out changed twice, and a type's number stayed.
+# Readable types by version: versions changed the block layouts of some types, but not the types' ids.
 _TYPES: Final[Mapping[int, tuple[str, ...]]] = MappingProxyType(
     {
         1: ("F32", "F16"),
@@ -56,18 +56,18 @@ _BLOCK: Final = {
 }
 _LAYER_NAME: Final = re.compile(r"layers\.(\d+)\.(.+)\.weight")
 
-# SentencePiece's vocabulary of Llama: three marks, all bytes, pieces; what is behind it was added.
+# Llama's SentencePiece vocabulary: three special tokens, 256 bytes, pieces. Tokens after these 32,000 were added later.
 _MARKS: Final = ("<unk>", "<s>", "</s>")
 _NUM_PIECES: Final = 32000
-# Of what the files do not say, llama.cpp took these: a constant between Llama's and Llama 2's, and Llama's context.
-# With fewer heads of keys than of queries it is the 70B of Llama 2.
+# The files record neither epsilon nor context. llama.cpp used an epsilon between Llama's and Llama 2's, and Llama's
+# context. A model with grouped-query attention is Llama 2 70B.
 _EPS, _CONTEXT = 5e-6, 2048
 _GROUPED_EPS, _GROUPED_CONTEXT = 1e-5, 4096
 
 
 @frozen
 class _Shape:
-    """Holds the numbers that a file begins with."""
+    """Holds the seven numbers of the header, in the file's order."""
 
     num_tokens: int
     hidden_size: int
@@ -79,12 +79,12 @@ class _Shape:
 
 
 def read_ggml(file: WeightFile) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
-    """Read what a file holds, but for its tensors' data.
+    """Read the header, the vocabulary and the table of tensors, but not the tensors' data.
 
     :returns: metadata by GGUF key, and the tensors by GGUF name
-    :raises CheckpointError: the file is cut off or malformed, or its version is unknown
-    :raises UnsupportedArchitectureError: it holds no llama
-    :raises UnsupportedQuantizationError: a tensor has a type that is unknown, or was laid out otherwise then
+    :raises CheckpointError: the file is truncated or malformed, or its version is unknown
+    :raises UnsupportedArchitectureError: the model is not a llama model
+    :raises UnsupportedQuantizationError: a tensor's type is unknown, or had another block layout in this version
     """
     cursor = _Cursor(file)
     cursor.take(len(GGJT))
@@ -110,7 +110,7 @@ def read_ggml(file: WeightFile) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
 
 
 class _Cursor:
-    """Marks a place in a file and advances with what is read; every method raises where the file ends too early."""
+    """Reads a file sequentially; every method raises if the file ends too early."""
 
     def __init__(self, file: WeightFile) -> None:
         self.file = file
@@ -137,7 +137,7 @@ class _Cursor:
         return value
 
     def skip(self, count: int) -> int:
-        """Pass the data of a tensor, which begins at a multiple of 32; return where."""
+        """Skip a tensor's data, which is aligned to 32 bytes; return its offset."""
         self.offset = -(-self.offset // _ALIGNMENT) * _ALIGNMENT
         self._require(count)
         start = self.offset
@@ -193,7 +193,7 @@ def _gguf_name(name: str) -> str | None:
 
 
 def _metadata(cursor: _Cursor, shape: _Shape, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
-    """Return the model's shape by GGUF key, some of which only the tensors tell."""
+    """Return the model's configuration by GGUF key; some values follow from the tensors' shapes."""
     head_dim = shape.hidden_size // shape.num_heads
     sizes = {}
     for name in ("attn_k", "ffn_gate"):
@@ -222,7 +222,7 @@ def _metadata(cursor: _Cursor, shape: _Shape, tensors: Mapping[str, GgufTensor])
 
 
 def _vocabulary(tokens: Sequence[bytes], scores: Sequence[float]) -> dict[str, Any]:
-    """Return the tokenizer's metadata; nothing where the vocabulary is not SentencePiece's as Llama has it."""
+    """Return the tokenizer's metadata; an empty dict if the vocabulary is not Llama's SentencePiece vocabulary."""
     first = len(_MARKS)
     last = first + 256
     if [*tokens[first:last]] != [bytes([byte]) for byte in range(256)]:

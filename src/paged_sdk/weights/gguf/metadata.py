@@ -1,4 +1,4 @@
-"""Read the typed values at the start of a GGUF file.
+"""Read the typed metadata values at the start of a GGUF file.
 
 See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -34,20 +34,19 @@ _NUMBERS: dict[int, np.dtype[Any]] = {
 }
 _MAX_DEPTH = 4  # levels of arrays within arrays
 
-# The largest in use, of Gemma 3, has 16 MiB and 1.3 million entries (tokens, scores, types, merges).
+# The largest metadata in use, Gemma 3's, has 16 MiB and 1.3 million entries (tokens, scores, types, merges).
 _MAX_BYTES: Final = 1 << 28
 _MAX_ENTRIES: Final = 1 << 23
-_ENTRIES_OF_AN_ARRAY: Final = 8  # an array takes the memory and the time of so many numbers
+_ENTRIES_OF_AN_ARRAY: Final = 8  # an array costs the memory and time of this many numbers
 _CHUNK_BYTES: Final = 1 << 20
 
 
 class GgufCursor:
-    """Marks a place in a GGUF file and advances with everything that is read.
+    """Reads the values before the tensors' data sequentially.
 
-    What stands before the tensors' data is read as it is needed, at most 256 MiB and 8 million entries: a file of any
-    size and content takes a few seconds and a few hundred MB.
-
-    Every method raises :class:`CheckpointError` where the file ends too early or holds something else.
+    At most 256 MiB and 8 million entries are read, on demand, so that even a malicious file takes only a few seconds
+    and a few hundred MB. Every method raises :class:`CheckpointError` if the file ends too early or has an invalid
+    value.
 
     :param file: the file, little endian
     """
@@ -59,7 +58,7 @@ class GgufCursor:
         self.offset: int = 0
 
     def head(self, count: int) -> bytes:
-        """Read some bytes, fewer where the file ends."""
+        """Read up to ``count`` bytes, fewer at the end of the file."""
         start = self.offset
         self.offset = min(start + count, self._file.size)
         self._fill(self.offset)
@@ -69,7 +68,7 @@ class GgufCursor:
         return int(_U32.unpack_from(self._buffer, self._take(4))[0])
 
     def next_u32(self) -> int:
-        """Return the next integer without passing it."""
+        """Return the next integer without advancing."""
         value = self.u32()
         self.offset -= 4
         return value
@@ -83,8 +82,8 @@ class GgufCursor:
     def value(self, kind: int, depth: int = 0) -> Any:
         """Read a metadata value.
 
-        :param kind: GGUF's number of its type
-        :param depth: how many arrays enclose it
+        :param kind: the GGUF id of its type
+        :param depth: how many arrays enclose the value
         :returns: an int, float, bool or str, or a list of these (or of lists)
         """
         if kind == ARRAY:
@@ -116,7 +115,7 @@ class GgufCursor:
         raise self.malformed(f"it has a metadata value of unknown type {kind}")
 
     def _strings(self, count: int) -> list[str]:
-        # A vocabulary has some hundred thousand of these: one loop with few calls takes 0.5 us for each.
+        # A vocabulary has some hundred thousand strings: a single loop with few calls takes 0.5 us per string.
         self._require(8 * count)
         self._count(count)
         buffer, offset, filled = self._buffer, self.offset, len(self._buffer)
@@ -137,14 +136,14 @@ class GgufCursor:
         return strings
 
     def _take(self, num_bytes: int) -> int:
-        """Return the offset of the next bytes, and skip them."""
+        """Skip the next bytes and return their offset."""
         start = self.offset
         self._fill(start + num_bytes)
         self.offset += num_bytes
         return start
 
     def _require(self, num_bytes: int) -> None:
-        """Refuse what the file is too short for, before anything is read or allocated."""
+        """Raise if the file is too short for that many more bytes, before any are read or allocated."""
         if self.offset + num_bytes > self._file.size:
             raise self._cut_off(self.offset + num_bytes)
 
@@ -154,7 +153,7 @@ class GgufCursor:
             raise self.malformed(f"its metadata has more than {_MAX_ENTRIES} entries")
 
     def _fill(self, end: int) -> int:
-        """Read up to an offset at least; return up to which it has been read."""
+        """Read the file at least up to an offset; return how many bytes have been read in total."""
         filled = len(self._buffer)
         if end > filled:
             if end > self._file.size:

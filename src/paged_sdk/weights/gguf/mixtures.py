@@ -1,7 +1,7 @@
-"""Say which type each tensor of a GGUF file takes: the mixtures that llama.cpp's quantize tool knows by name.
+"""Choose the type of each tensor of a GGUF file, by the named mixtures of llama.cpp's quantize tool, such as Q4_K_M.
 
-A mixture gives more bits to the matrices whose errors harm most: the output projection, and values and MLP outputs of
-the first and last eighths of the layers and of every third one between.
+A mixture gives more bits to the matrices that are most sensitive to quantization: the output projection, and the value
+and MLP down projections of the first and last eighths of the layers and of every third layer between.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "writable_types",
 ]
 
-# llama.cpp's number of each mixture (``general.file_type``), and the type of matrices that no rule names.
+# llama.cpp's id of each mixture (``general.file_type``), and the type of matrices without a special rule.
 _MIXTURES: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
     {
         "F32": (0, "F32"),
@@ -60,8 +60,8 @@ MIXTURES: Final = tuple(_MIXTURES)
 """The names of all mixtures."""
 
 PLAIN_TYPES: Final = ("F32", "F16", "BF16")
-"""The types whose numbers stand each for itself."""
-# What rows take whose length is no multiple of 256; llama.cpp has IQ4_NL, of as many bits, in place of Q4_0.
+"""The types that are not quantized."""
+# Replacements if a row's length is no multiple of the 256-element block; llama.cpp takes IQ4_NL, as small as Q4_0.
 _NARROW: Final = MappingProxyType(
     {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
     | {"IQ4_XS": "IQ4_NL", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
@@ -70,17 +70,17 @@ _CODEBOOKS: Final = re.compile(r"IQ[123]_[A-Z]+")  # types and mixtures of less 
 _LAYER: Final = re.compile(r"blk\.(\d+)\.")
 _TERNARY: Final = ("TQ1_0", "TQ2_0")
 _OF_FEW_BITS: Final = ("Q2_K", "Q3_K", "Q4_K", "IQ4_NL", "IQ4_XS")
-# Matrices that decide where tokens go stay exact, and those of encoders that are added up or have a row for each label.
+# Not quantized: norms, routers of experts, rotary factors; and encoders' position and type embeddings and classifiers.
 _EXACT: Final = re.compile(r"_norm\.|ffn_gate_inp|^rope_|^position_embd\.|^token_types\.|^cls\.output\.")
 
 
 @frozen(kw_only=True)
 class ModelShape:
-    """Describes what mixtures ask of a model.
+    """Holds the properties of a model that the rules of mixtures depend on.
 
-    :ivar queries_per_key: heads of queries for each of keys
-    :ivar num_experts: of a layer; 0: there are none
-    :ivar has_output: whether the output projection is a tensor of its own
+    :ivar queries_per_key: query heads per KV head
+    :ivar num_experts: experts per layer; 0 in dense models
+    :ivar has_output: whether the output projection is a tensor of its own, not tied to the embeddings
     """
 
     num_layers: int
@@ -90,17 +90,20 @@ class ModelShape:
 
 
 def is_quantizable(tensor: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a tensor is a matrix that mixtures quantize, by its GGUF name."""
+    """Return whether mixtures quantize a tensor.
+
+    :param tensor: its GGUF name
+    """
     return len(shape) > 1 and tensor.endswith(".weight") and not _EXACT.search(tensor)
 
 
 def writable_types() -> tuple[str, ...]:
-    """Return the names of the types that tensors can be written in."""
+    """Return the names of the types that tensors can be written as."""
     return (*PLAIN_TYPES, *(BLOCK_FORMATS[number].name for number in sorted(QUANTIZED_TYPES | TABLE_TYPES)))
 
 
 def file_type(mixture: str) -> int:
-    """Return llama.cpp's number of a mixture, whose name may have any case of letters."""
+    """Return llama.cpp's id of a mixture; the name is case-insensitive."""
     return _MIXTURES[mixture.strip().upper()][0]
 
 
@@ -110,13 +113,13 @@ def tensor_types(
     model: ModelShape,
     overrides: Sequence[tuple[str, str]] = (),
 ) -> dict[str, int]:
-    """Return ggml's number of the type of each tensor but those that stay exact, such as norms.
+    """Return the ggml type id of each matrix that the mixture or an override covers; exact tensors are left out.
 
-    :param mixture: one of :data:`MIXTURES`, in any case of letters
+    :param mixture: one of :data:`MIXTURES`, case-insensitive
     :param shapes: the shape of each tensor, by GGUF name, in torch's order
-    :param overrides: regular expressions with types: the last that is found in a tensor's name decides
-    :raises ConfigError: there is no such mixture or type, an expression cannot be read, or is found in no matrix
-    :raises UnsupportedQuantizationError: the rows of a matrix do not fit the type that is asked for
+    :param overrides: pairs of regular expression and type: the last expression that matches a tensor's name decides
+    :raises ConfigError: a mixture or type is unknown, or an expression is invalid or matches no matrix
+    :raises UnsupportedQuantizationError: a matrix has rows that do not divide into blocks of the type of an override
     """
     name = mixture.strip().upper()
     _must_not_be_codebooks(name)
@@ -174,14 +177,14 @@ def _checked(tensor: str, type_: str, cols: int) -> str:
 
 
 def fitting_type(type_: str, cols: int) -> str:
-    """Return the type, the one that narrow rows take in its place, or F16 where they fit no block."""
+    """Return the type, or its replacement if rows do not divide into its blocks, or F16 if no quantized type fits."""
     if cols % BLOCK_FORMATS[tensor_type_of(type_)].elements == 0:
         return type_
     return fitting_type(_NARROW.get(type_, "F16"), cols)
 
 
 def _by_rule(mixture: str, tensor: str, model: ModelShape) -> str:
-    """Return the type that llama.cpp gives a matrix in a mixture."""
+    """Return the type that llama.cpp's rules give a matrix in a mixture."""
     base = _MIXTURES[mixture][1]
     if base in PLAIN_TYPES:
         return base
@@ -242,7 +245,7 @@ def _of_values(mixture: str, base: str, layer: int, model: ModelShape) -> str:
             chosen = "Q5_K" if model.queries_per_key >= 4 else base
         case "Q4_K_M" | "Q5_K_M":
             chosen = "Q6_K" if _is_sensitive(layer, model.num_layers) else base
-    # Of 70 billion parameters, values of 8 heads are so small a part that more bits cost nothing.
+    # A 70B model (80 layers, 8 query heads per KV head): its value projections are so small that more bits cost little.
     is_70b = model.num_layers == 80 and model.queries_per_key == 8
     return "Q5_K" if is_70b and chosen in ("Q3_K", "Q4_K") else chosen
 

@@ -1,4 +1,4 @@
-"""Give checked access to what a GGUF file says of its model."""
+"""Read the metadata and tensors that describe the model of a GGUF file, with checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ _PARTLY_ROTATED: Final = frozenset({"phi3", "glm4", "nemotron", "phi2", "stablel
 
 @frozen
 class GgufModel:
-    """Gives checked access to what a GGUF file says of its model."""
+    """Reads the metadata and tensors that describe the model of a GGUF file, with checks.
+
+    :ivar metadata: the file's metadata, by GGUF key
+    :ivar tensors: the tensors of all parts, by GGUF name
+    :ivar path: the file, for errors
+    :ivar architecture: the value of ``general.architecture``, which most keys begin with
+    """
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
@@ -28,7 +34,7 @@ class GgufModel:
     architecture: str
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a finite number >= 0 of the architecture's keys."""
+        """Return a finite number >= 0 by a key of the architecture. A list of one value per layer must be uniform."""
         full_key = f"{self.architecture}.{key}"
         value = self.metadata.get(full_key, default)
         if isinstance(value, list) and value and all(entry == value[0] for entry in value):
@@ -40,7 +46,7 @@ class GgufModel:
         return value
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """Return an int of the architecture's keys."""
+        """Return an int by a key of the architecture."""
         value = self.number(key, default)
         if not isinstance(value, int) or value < minimum:
             raise self.malformed(f"metadata {self.architecture}.{key} is {shown(value)}: expected an int >= {minimum}")
@@ -57,7 +63,7 @@ class GgufModel:
         return self.integer("expert_count", 0, minimum=0) > 0
 
     def factors(self, name: str, rotary_dim: int) -> list[float]:
-        """Return a tensor of one divisor for each rotary frequency."""
+        """Return the values of a tensor that holds a divisor for each rotary frequency."""
         tensor = self.tensor(name)
         if tensor.shape != (rotary_dim // 2,):
             raise self.malformed(f"tensor {shown(name)} has shape {list(tensor.shape)}: expected [{rotary_dim // 2}]")
@@ -75,7 +81,7 @@ class GgufModel:
     @property
     def head_dim(self) -> int:
         shared = self.integer("embedding_length") // self.integer("attention.head_count")
-        # Older llama files say only how much of a head is rotated, which for llama is all of it.
+        # Older llama files only have the rotary dimension, which for llama is the head size.
         fallback = self.integer("rope.dimension_count", shared) if self.architecture == "llama" else shared
         head_dim = self.integer("attention.key_length", fallback)
         if head_dim % 2:
@@ -86,7 +92,7 @@ class GgufModel:
 
     @property
     def rotary_dim(self) -> int:
-        """Return how many elements of each head are rotated: in most architectures all of them."""
+        """Return how many elements of each head are rotated; most architectures rotate all."""
         rotary_dim = self.integer("rope.dimension_count", self.head_dim)
         if rotary_dim != self.head_dim and self.architecture not in _PARTLY_ROTATED:
             raise self.unsupported(f"{rotary_dim} of {self.head_dim} elements per head rotated")

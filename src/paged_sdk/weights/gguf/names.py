@@ -1,15 +1,14 @@
-"""List what GGUF calls the tensors of each architecture, and what converters did to their values.
+"""List GGUF's tensor names for each architecture, and how values differ from those of Hugging Face checkpoints.
 
-GGUF's names come from llama.cpp; values differ from the Hugging Face checkpoint in four places only: llama's query and
-key rows are permuted (its rotary embedding pairs neighbours, Hugging Face's pairs the halves of a head), gemma's norm
-weights have 1 added, the matrices of a layer's experts are stacked, as are stablelm's norms of each head, and where
-queries, keys and values are one matrix they follow one another (falcon's and bloom's checkpoints have them head by
-head).
+GGUF's names come from llama.cpp. Its converters change values in five ways only: query and key rows of llama and a few
+others are permuted (llama.cpp's rotary embedding pairs neighbours, Hugging Face's pairs the halves of a head); the norm
+weights of gemma and nemotron have 1 added; the matrices of a layer's experts are stacked, as are stablelm's per-head
+norms; fused QKV matrices have all queries, all keys, all values (falcon's and bloom's checkpoints group them by KV
+head); and Qwen3-Reranker's rank head has two rows, which are to be subtracted.
 
-The table is our own. The gguf package's maps lead the other way, from every name that any checkpoint ever used to
-GGUF's: to turn them round would take a list of the Hugging Face names for each architecture, which is this table. The
-package would also bring pyyaml and requests, and take 60 ms to import. ``tests/weights/test_gguf_names.py`` holds the
-table to the package's maps.
+The table is our own. The gguf package's maps go from every name that any checkpoint has used to GGUF's: inverting them
+takes a list of the Hugging Face names of each architecture, which is this table. The package would also require pyyaml
+and requests, and take 60 ms to import. ``tests/weights/test_gguf_names.py`` compares the table with the package's maps.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ __all__ = ["ARCHITECTURES", "EACH", "RANK_HEAD", "GgufArchitecture"]
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 EACH = "*"
-"""Stands in a Hugging Face name for the number of each expert whose matrix is in the stack, or of each head."""
+"""The placeholder in a Hugging Face name for the number of an expert, or of a head with its own norm."""
 RANK_HEAD = "cls.output.weight"
-"""The layer of a reranker that turns a hidden state into scores, one row for each label."""
+"""The layer of a reranker that turns a hidden state into scores, with one row per label."""
 
 _PROJECTIONS = {
     "attn_q": "self_attn.q_proj",
@@ -64,7 +63,7 @@ _GPT_OSS = {
     "ffn_down_exps": f"mlp.experts.{EACH}.down_proj",
 }
 _BARE = frozenset({"self_attn.sinks"})
-"""Parameters whose names Hugging Face does not end with ``.weight``."""
+"""Parameters whose Hugging Face names have no ``.weight`` suffix."""
 _BIAS_GROUPS = {"attention_bias": tuple(_PROJECTIONS), "mlp_bias": tuple(_MLP)}
 _UP_DOWN = {"ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _OUTPUT_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
@@ -136,7 +135,7 @@ _MODERN_BERT = {
     "ffn_up": "mlp.Wi",
     "ffn_down": "mlp.Wo",
 }
-# A layer with this norm reads the other one beside attention.
+# Layers with this norm have one norm for attention and another for the parallel MLP.
 _SECOND_NORM = "blk.0.attn_norm_2.weight"
 
 _BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -146,23 +145,22 @@ _TOP_TENSOR = re.compile(r"(\w+(?:\.\w+)?)\.(weight|bias)")
 
 @frozen(kw_only=True)
 class GgufArchitecture:
-    """Maps one of GGUF's architectures to Hugging Face's.
+    """Maps a GGUF architecture to Hugging Face's.
 
     :ivar model_type: Hugging Face's ``model_type``
     :ivar block_names: GGUF name of a tensor within ``blk.N.`` -> Hugging Face name within a layer
-    :ivar beside_names: like ``block_names``, in files whose layers have two norms side by side
+    :ivar beside_names: overrides of ``block_names`` in files whose layers have two parallel norms
     :ivar top_names: GGUF name of a tensor outside of the layers -> Hugging Face name
-    :ivar body: the prefix of Hugging Face's names but the output projection's
-    :ivar layers: what layers are numbered under there
-    :ivar permuted_qk: whether query and key rows are permuted within each head
-    :ivar grouped_qkv: whether Hugging Face has the rows of ``attn_qkv`` key head by key head: its queries, it and its
-        values
-    :ivar norm_offset: what was added to the weights of norms
-    :ivar bias_groups: a config's field that says that all of some matrices have biases -> their GGUF names. Of these a
-        file may leave out some, which are zero then
+    :ivar body: the prefix of all Hugging Face names except that of the output projection
+    :ivar layers: the name of the list of layers, after ``body``
+    :ivar permuted_qk: whether GGUF permutes query and key rows within each head
+    :ivar grouped_qkv: whether Hugging Face groups the rows of ``attn_qkv`` by KV head: its queries, its key, its value
+    :ivar norm_offset: the constant that GGUF adds to the weights of norms
+    :ivar bias_groups: a config's field for the biases of a group of matrices -> their GGUF names. Biases of the group
+        that the file leaves out are zero
     :ivar divided: GGUF name of a matrix within ``blk.N.`` -> Hugging Face names of the equal parts of its rows
-    :ivar left_out: matrices outside of the layers that a file may leave out: they have one row of zeros then
-    :ivar is_encoder: whether tokens see the whole text
+    :ivar left_out: matrices outside of the layers that a file may leave out: they become one row of zeros
+    :ivar is_encoder: whether attention is bidirectional
     """
 
     model_type: str
@@ -180,14 +178,15 @@ class GgufArchitecture:
     is_encoder: bool = False
 
     def of_file(self, names: Collection[str]) -> GgufArchitecture:
-        """Return the architecture as a file with these tensors has it."""
+        """Return the architecture with the names that a file with these tensors uses."""
         if _SECOND_NORM not in names:
             return self
         return evolve(self, block_names={**self.block_names, **self.beside_names})
 
     def gguf_name(self, name: str) -> str | None:
-        """Return GGUF's name of a tensor, or None if the architecture has no such tensor; :data:`EACH` stands for an
-        expert's number.
+        """Return the GGUF name of a tensor, or None if the architecture has no such tensor.
+
+        :param name: the Hugging Face name, with :data:`EACH` for the number of an expert or a head
         """
         is_bare = any(name.endswith(f".{bare}") for bare in _BARE)
         parent, _, kind = (f"{name}.weight" if is_bare else name).rpartition(".")
@@ -202,7 +201,7 @@ class GgufArchitecture:
     def hugging_face_name(self, name: str) -> str | None:
         """Return the Hugging Face name of a tensor, or None if the architecture has no such tensor.
 
-        For a stack of experts' matrices, or of heads' norms, it is the name of each, with :data:`EACH` for its number.
+        For a stack of the experts' matrices or the heads' norms, the name has :data:`EACH` for the number.
         """
         if match := _BLOCK_TENSOR.fullmatch(name):
             layer, stem, kind = match.groups()

@@ -1,4 +1,4 @@
-"""Show the weights of a GGUF file as a Hugging Face checkpoint."""
+"""Present the weights of a GGUF file as those of a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from paged_sdk.weights.weight_file import WeightFile
 
 __all__ = ["GgufSource"]
 
-_MAX_STACK = 1 << 12  # experts of a layer; the most in use are 512
-# Tensors that are settings rather than weights: config_from_gguf reads those that are used.
+_MAX_STACK = 1 << 12  # experts per layer; models in use have up to 512
+# Tensors that are settings rather than weights; config_from_gguf reads them.
 _SETTINGS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 
 
@@ -34,9 +34,9 @@ _SETTINGS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 class _Weight:
     """Describes a tensor and how its values differ from the Hugging Face checkpoint's.
 
-    :ivar permuted_heads: heads within which the rows are permuted; 0: they are not
-    :ivar order: which row each of Hugging Face's is; None: its own
-    :ivar offset: what was added to the values
+    :ivar permuted_heads: the number of heads, if the rows are permuted within each head; 0: no permutation
+    :ivar order: the stored row of each row of Hugging Face's order; None: the order is the same
+    :ivar offset: the constant that GGUF adds to the values
     """
 
     tensor: GgufTensor
@@ -45,7 +45,7 @@ class _Weight:
     offset: float = 0.0
 
     def blocks(self) -> Tensor:
-        """Return what is stored, uint8 [..., bytes of a row], with its rows in Hugging Face's order."""
+        """Return the stored bytes, uint8 [..., bytes of a row], with the rows in Hugging Face's order."""
         if len(self.tensor.shape) > 1:
             return self.unread_rows().tensor().view(*self.tensor.shape[:-1], -1)
         blocks = self.tensor.blocks()
@@ -56,7 +56,7 @@ class _Weight:
         return _unpermuted(blocks.view(self.tensor.shape[0], -1), self.tensor.shape[0] // self.permuted_heads).view(-1)
 
     def unread_rows(self) -> UnreadRows:
-        """Return the matrix that is stored, uint8 [rows, bytes of a row], with its rows in Hugging Face's order."""
+        """Return the stored matrix, uint8 [rows, bytes of a row], with the rows in Hugging Face's order."""
         rows = self.tensor.unread_rows()
         if self.order is not None:
             return evolve(rows, read=partial(_read_in_order, rows, self.order))
@@ -67,11 +67,14 @@ class _Weight:
 
 @frozen
 class _Zeros(GgufTensor):
-    """Is a tensor that the file leaves out."""
+    """Describes a tensor of zeros that the file leaves out."""
 
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...], file: WeightFile) -> _Zeros:
-        """Make one that is told to be in a file."""
+        """Make a tensor of zeros.
+
+        :param file: the file that errors name
+        """
         return cls(name, shape, tensor_type_of("F32"), file, 0, math.prod(shape) * torch.float32.itemsize)
 
     def read(self, first: int, count: int) -> Tensor:
@@ -81,10 +84,10 @@ class _Zeros(GgufTensor):
 class GgufSource:
     """Implements a :class:`~paged_sdk.weights.source.WeightSource` over a GGUF file and its parts.
 
-    :ivar metadata: the file's, by GGUF key
-    :ivar config: the model's configuration, as Hugging Face's ``config.json`` would have it
-    :param path: the file, or any part of a split one
-    :raises CheckpointError: a file is missing, cut off, malformed, or lacks something that the model needs
+    :ivar metadata: the file's metadata, by GGUF key
+    :ivar config: the model's configuration, as in Hugging Face's ``config.json``
+    :param path: the file, or any part of a split model
+    :raises CheckpointError: a file is missing, truncated, malformed, or lacks required metadata or a required tensor
     :raises UnsupportedArchitectureError: the model's architecture is not supported
     :raises UnsupportedQuantizationError: a tensor has a type that cannot be decoded
     """
@@ -126,7 +129,7 @@ class GgufSource:
         return self._find(name).tensor.shape
 
     def path_of(self, name: str) -> Path:
-        """Return the file that holds a tensor: of a split model, one of its parts."""
+        """Return the file that holds a tensor, which may be one part of a split model."""
         return self._weights[name].tensor.file.path if name in self._weights else self._path
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -146,7 +149,7 @@ class GgufSource:
         return stored_matrix(weight.tensor.type, rows)
 
     def close(self) -> None:
-        """Close the files; tensors taken from them before stay valid."""
+        """Close the files; tensors that were read stay valid."""
         for file in self._files:
             file.close()
 
@@ -157,23 +160,25 @@ class GgufSource:
         return weight
 
     def _named(self, architecture: GgufArchitecture, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
-        """Return the tensor of a Hugging Face name, or the tensors of which it is a stack, or that its rows are."""
+        """Yield the Hugging Face names that a stored tensor covers, each with its part: the whole, a matrix or vector
+        of a stack, or a range of rows.
+        """
         layer, _, own = tensor.name.rpartition(".")[0].rpartition(".")
         if own in architecture.divided:
             yield from self._divided(architecture, layer.removeprefix("blk."), architecture.divided[own], tensor)
             return
         name = self._name(architecture, tensor.name)
         if tensor.name == RANK_HEAD and not architecture.is_encoder and tensor.shape[0] == 2:
-            # A decoder answers a question by one of two tokens, whose rows of the output projection these are: the
-            # difference of their logits is the log odds of the first, which llama.cpp takes the softmax for.
+            # The rows are those of two answer tokens in the output projection. The score is the log odds of the first,
+            # the difference of their logits; llama.cpp computes the softmax.
             yield name, RowDifference.of(tensor)
             return
         if EACH not in name:
-            # The gate of the expert that serves every token is a matrix of one row, which converters write as a vector.
+            # The shared expert's gate is a matrix with one row, which converters write as a vector.
             is_row = tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1
             yield name, evolve(tensor, shape=(1, *tensor.shape)) if is_row else tensor
             return
-        is_norm = tensor.name.endswith("_norm.weight")  # a row for each head
+        is_norm = tensor.name.endswith("_norm.weight")  # one row per head
         of_vectors = is_norm or tensor.name.endswith(".bias")
         if len(tensor.shape) != (2 if of_vectors else 3) or tensor.shape[0] > _MAX_STACK:
             raise CheckpointError(
@@ -187,7 +192,7 @@ class GgufSource:
     def _divided(
         self, architecture: GgufArchitecture, layer: str, names: Sequence[str], tensor: GgufTensor
     ) -> Iterator[tuple[str, GgufTensor]]:
-        """Return equal parts of a tensor's rows."""
+        """Yield equal parts of a tensor's rows, by Hugging Face name."""
         kind = tensor.name.rpartition(".")[2]
         rows, *row = tensor.shape
         if rows % len(names) or (not row and tensor.is_quantized):
@@ -202,8 +207,8 @@ class GgufSource:
     def _left_out(
         self, architecture: GgufArchitecture, tensors: Mapping[str, GgufTensor]
     ) -> Iterator[tuple[str, GgufTensor]]:
-        """Return zeros for the biases of groups that have some, and for matrices that may not be there, by their
-        Hugging Face names.
+        """Yield tensors of zeros, by Hugging Face name, for what the file leaves out: matrices that it may leave out,
+        and the missing biases of groups in which other biases exist.
         """
         for stem in architecture.left_out:
             if (name := f"{stem}.weight") not in tensors:
@@ -260,21 +265,19 @@ class GgufSource:
 
 
 def _read_in_order(rows: UnreadRows, order: Tensor, first: int, last: int) -> Tensor:
-    """Read some rows in Hugging Face's order, those at once that follow one another in the file too."""
+    """Read some rows in Hugging Face's order, with one read per run of rows that are consecutive in the file."""
     return torch.cat([rows[start:end].tensor() for start, end in runs(order[first:last])])
 
 
 def _read_unpermuted(rows: UnreadRows, head_size: int, first: int, last: int) -> Tensor:
-    """Read some rows in Hugging Face's order, for which whole heads are read."""
+    """Read some rows in Hugging Face's order; whole heads are read to undo the permutation."""
     before = first // head_size * head_size
     stored = rows[before : -(-last // head_size) * head_size].tensor()
     return _unpermuted(stored, head_size)[first - before : last - before]
 
 
 def _unpermuted(rows: Tensor, head_size: int) -> Tensor:
-    """Return rows, uint8 [n, row], in Hugging Face's order: within each head first those of even place, then those of
-    odd.
-    """
-    # By numpy, on one thread: torch would cut what takes 0.1 ms among all, and wait for a core that others use.
+    """Return rows, uint8 [n, row], in Hugging Face's order: within each head the even rows, then the odd rows."""
+    # With numpy, on one thread: torch would split these 0.1 ms among all threads, and wait for busy cores.
     heads = rows.numpy().reshape(-1, head_size // 2, 2, rows.shape[1])
     return torch.from_numpy(np.ascontiguousarray(heads.swapaxes(1, 2))).view(rows.shape)

@@ -1,4 +1,4 @@
-"""Name the files of a GGUF model that is split over several."""
+"""List the files of a split GGUF model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PART_NAME = re.compile(r"(.*)-\d{5}-of-(\d{5})(\.gguf)", re.IGNORECASE | re.DOT
 def split_parts(name: str) -> list[str]:
     """List all files of the model that a file belongs to, in order: ``m-00002-of-00002.gguf`` is the second of two.
 
-    :param name: any part's name or path; a name of another form stands for itself alone
+    :param name: the name or path of any part; any other name is the only file of its model
     """
     match = _PART_NAME.fullmatch(name)
     if match is None:

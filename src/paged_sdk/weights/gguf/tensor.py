@@ -1,4 +1,4 @@
-"""Describe a tensor of a GGUF file, and read it."""
+"""Describe and read a tensor of a GGUF file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class GgufTensor:
 
     :ivar name: GGUF's name
     :ivar shape: the shape in torch's order: the last dimension is contiguous
-    :ivar type: ggml's number of the tensor type
-    :ivar file: the file that holds it
-    :ivar offset: where its bytes begin there
+    :ivar type: the ggml type id
+    :ivar file: the file that contains the tensor
+    :ivar offset: the offset of its first byte
     """
 
     name: str
@@ -35,7 +35,7 @@ class GgufTensor:
 
     @property
     def is_quantized(self) -> bool:
-        """Return whether several elements share a block."""
+        """Return whether the type has blocks of several elements."""
         return block_format(self.type).elements > 1
 
     def blocks(self) -> Tensor:
@@ -50,7 +50,7 @@ class GgufTensor:
         return self.file.tensor(self.offset + first, count)
 
     def unread_rows(self) -> UnreadRows:
-        """Return the tensor as a matrix, uint8 [rows, bytes of a row], whose rows are read when they are asked for."""
+        """Return the tensor as a matrix, uint8 [rows, bytes of a row], whose rows are read on demand."""
         rows = math.prod(self.shape[:-1])
         row_bytes = self.num_bytes // rows
 
@@ -72,16 +72,16 @@ class GgufTensor:
 
 @frozen
 class RowDifference(GgufTensor):
-    """Is the first of a tensor's two rows minus the second, as float32 ``[1, columns]``.
+    """Describes the first of a tensor's two rows minus the second, float32 ``[1, columns]``.
 
-    :ivar rows: the tensor
+    :ivar rows: the tensor with two rows
     """
 
     rows: GgufTensor
 
     @classmethod
     def of(cls, rows: GgufTensor) -> RowDifference:
-        """Make it of a tensor ``[2, columns]``."""
+        """Return the difference of the rows of a tensor ``[2, columns]``."""
         columns = rows.shape[1]
         size = columns * torch.float32.itemsize
         return cls(rows.name, (1, columns), tensor_type_of("F32"), rows.file, rows.offset, size, rows)
@@ -92,9 +92,9 @@ class RowDifference(GgufTensor):
 
 
 def stored_matrix(tensor_type: int, rows: UnreadRows) -> StoredMatrix:
-    """Return a matrix whose rows are read when they are decoded.
+    """Return a matrix that reads its rows when they are decoded.
 
-    :param rows: as a GGUF file has them
+    :param rows: the stored bytes, uint8 [rows, bytes of a row]
     """
     form = block_format(tensor_type)
     if form.elements > 1:

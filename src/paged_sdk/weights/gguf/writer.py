@@ -1,4 +1,4 @@
-"""Write GGUF files by the gguf package: tensor by tensor, a part of one in memory at a time."""
+"""Write GGUF files with the gguf package, with only a part of one tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _PACKAGE: Final = "the package gguf: pip install 'paged-sdk[gguf]'"
 
 @frozen
 class GgufValue:
-    """Holds a metadata value and GGUF's number of its type.
+    """Holds a metadata value and its GGUF type.
 
-    :ivar inner: the number of an array's entries' type
+    :ivar kind: the GGUF id of the value's type
+    :ivar inner: the id of the type of an array's entries; None if the value is not an array
     """
 
     value: Any
@@ -32,10 +33,10 @@ class GgufValue:
 
     @classmethod
     def of(cls, value: Any) -> GgufValue:
-        """Return a value in the type that llama.cpp expects of such: whole numbers are uint32, of arrays int32,
-        and bytes an array of uint8.
+        """Return a value with the type that llama.cpp expects: ints are uint32, in arrays int32; bytes are an array of
+        uint8.
 
-        :raises TypeError: there is no type for it
+        :raises TypeError: GGUF has no type for the value
         """
         match value:
             case bool():
@@ -55,12 +56,12 @@ class GgufValue:
 
 @frozen(kw_only=True, eq=False)
 class PlannedTensor:
-    """Describes a tensor that is to be written.
+    """Describes a tensor to write.
 
-    :ivar name: GGUF's name
-    :ivar shape: in torch's order
-    :ivar type: ggml's number of the type
-    :ivar parts: makes its bytes, in order
+    :ivar name: the GGUF name
+    :ivar shape: the shape in torch's order
+    :ivar type: the ggml type id
+    :ivar parts: yields the tensor's bytes, in order
     """
 
     name: str
@@ -70,14 +71,14 @@ class PlannedTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Return how many bytes it takes."""
+        """Return the tensor's size in bytes."""
         form = block_format(self.type)
         return math.prod(self.shape) // form.elements * form.num_bytes
 
 
 @frozen(eq=False)
 class _Parts:
-    """Stands for an array where the gguf package writes one, and makes its bytes then."""
+    """Mimics the array interface that the gguf package writes from, and makes the bytes during the write."""
 
     tensor: PlannedTensor
 
@@ -100,10 +101,10 @@ def write_gguf_file(
     *,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write a file; :func:`~paged_sdk.weights.new_target.new_file` gives the path of one that is whole or not there.
+    """Write a file. For an atomic write, take the path from :func:`~paged_sdk.weights.new_target.new_file`.
 
-    :param metadata: by GGUF key; ``general.architecture`` must be among them
-    :param on_progress: called with the number of tensors written and of all
+    :param metadata: values by GGUF key; ``general.architecture`` is required
+    :param on_progress: called with the number of tensors written so far and in total
     :raises ConfigError: the gguf package is not installed
     :raises OSError: the file cannot be written
     """

@@ -1,6 +1,6 @@
-"""Show a checkpoint's image encoder as llama.cpp's converters write it (mmproj): names, values and metadata.
+"""Convert a checkpoint's image encoder to llama.cpp's mmproj format: names, values and metadata.
 
-It is what :mod:`paged_sdk.weights.mmproj.projectors` undoes.
+:mod:`paged_sdk.weights.mmproj.projectors` is the inverse.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from paged_sdk.weights.mmproj.projectors import PROJECTORS
 __all__ = ["EXPORTS", "IMAGE_BREAK", "ExportedEncoder", "export_of", "feature_layers"]
 
 IMAGE_BREAK: Final = "v.token_embd.img_break"
-"""The embedding of the token after a row of patches, which llama.cpp looks for here."""
+"""llama.cpp's name for the embedding of the token after a row of patches."""
 
 
 @frozen(kw_only=True)
 class ExportedEncoder:
-    """Says how the encoder of a ``model_type`` is written.
+    """Describes how the image encoder of a ``model_type`` is written.
 
-    :ivar projector: llama.cpp's name of the kind
-    :ivar metadata: returns what the kind says beside what all do, from the config's sections and the image processor's
-        settings: keys that begin with ``clip.`` are whole, others follow ``clip.vision.``
-    :ivar pieces: returns what a tensor becomes, by GGUF name
-    :ivar breaks_rows: whether the file holds the embedding of the token after a row of patches
+    :ivar projector: llama.cpp's name of the projector
+    :ivar metadata: returns the metadata of this kind only, from the config and the image processor's settings; keys
+        that begin with ``clip.`` are complete, others are relative to ``clip.vision.``
+    :ivar pieces: yields the GGUF tensors that a tensor of the checkpoint becomes, by name
+    :ivar breaks_rows: whether the file has the embedding of the token after a row of patches
     """
 
     projector: str
@@ -38,8 +38,8 @@ class ExportedEncoder:
     breaks_rows: bool = False
 
     def gguf_name(self, name: str) -> str | None:
-        """Return GGUF's name of a checkpoint's tensor; None: it is none of the encoder's. Checkpoints of different age
-        have prefixes that others lack.
+        """Return the GGUF name for a checkpoint's tensor; None if it is not part of the encoder. Prefixes of older and
+        newer checkpoints are accepted.
         """
         names = PROJECTORS[self.projector].names
         older = name.replace("vision_tower.vision_model.", "vision_tower.", 1)
@@ -48,10 +48,10 @@ class ExportedEncoder:
 
 
 def export_of(config: Any) -> ExportedEncoder:
-    """Return how an encoder is written.
+    """Return the description of how a model's image encoder is written.
 
     :param config: transformers' config of the model
-    :raises UnsupportedArchitectureError: llama.cpp has no such encoder
+    :raises UnsupportedArchitectureError: this kind of encoder cannot be written
     """
     kind = EXPORTS.get(config.model_type)
     if config.model_type == "llava" and config.vision_config.model_type == "pixtral":
@@ -76,7 +76,7 @@ def _activation(config: Any) -> dict[str, Any]:
 
 
 def feature_layers(config: Any) -> list[int]:
-    """Return after how many layers the vectors are taken."""
+    """Return the layers whose outputs are the image features, counted from 1; 0 is the embeddings."""
     given, count = config.vision_feature_layer, config.vision_config.num_hidden_layers
     layers = [given] if isinstance(given, int) else list(given)
     return [layer if layer >= 0 else count + 1 + layer for layer in layers]
@@ -139,7 +139,7 @@ def _internvl(config: Any, processor: Mapping[str, Any]) -> dict[str, Any]:
 def _qwen(config: Any, processor: Mapping[str, Any]) -> dict[str, Any]:
     vision, size = config.vision_config, processor["size"]
     return {
-        "image_size": 560,  # llama.cpp wants one, and uses it to warm up
+        "image_size": 560,  # llama.cpp requires a size, and uses it for its warm-up
         "embedding_length": getattr(vision, "embed_dim", vision.hidden_size),
         "spatial_merge_size": vision.spatial_merge_size,
         "image_min_pixels": size["shortest_edge"],
@@ -166,7 +166,7 @@ def _qwen3_vl(config: Any, processor: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _patches(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Take apart the patches of two frames, of which an image is made one."""
+    """Split the patch embedding of two video frames into one tensor per frame."""
     if tensor.shape[2] != 2:
         raise CheckpointError(f"patches of {tensor.shape[2]} frames have no place in a GGUF file: expected 2")
     yield name, tensor[:, :, 0]
@@ -209,4 +209,4 @@ EXPORTS: Final[Mapping[str, ExportedEncoder]] = MappingProxyType(
         "qwen3_vl": ExportedEncoder(projector="qwen3vl_merger", metadata=_qwen3_vl, pieces=_qwen3_pieces),
     }
 )
-"""By Hugging Face's ``model_type``."""
+"""The encoders that can be written, by Hugging Face's ``model_type``."""

@@ -1,4 +1,4 @@
-"""Give checked access to an image encoder's GGUF file, as llama.cpp's tools write it (mmproj)."""
+"""Read an image encoder's GGUF file, as llama.cpp's tools write it (mmproj), with checks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _VISION = "clip.vision."
 
 
 class MmprojFile:
-    """Reads what an image encoder's file says; the encoder's keys are those that begin with ``clip.vision.``.
+    """Reads the metadata of an image encoder's file; keys are relative to ``clip.vision.``.
 
     :ivar path: the file
-    :ivar tensors: by GGUF name
+    :ivar tensors: the tensors by GGUF name
     :param path: the file
-    :raises CheckpointError: it cannot be read, or holds something else
-    :raises UnsupportedArchitectureError: it encodes sounds, and no images
+    :raises CheckpointError: the file cannot be read, or is not an image encoder
+    :raises UnsupportedArchitectureError: the file only encodes audio
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ class MmprojFile:
 
     @property
     def projector(self) -> str:
-        """Return llama.cpp's name for what brings the vectors to the decoder's size: there is one for each family."""
+        """Return llama.cpp's name of the projector (the layers that map to the decoder's size), one per family."""
         name = self._metadata.get(_VISION + "projector_type", self._metadata.get(_KIND))
         if not isinstance(name, str):
             raise self.malformed(f"metadata {_KIND} is {shown(name)}: expected a name")
@@ -53,18 +53,18 @@ class MmprojFile:
             file.close()
 
     def has(self, key: str) -> bool:
-        """Return whether there is such a key."""
+        """Return whether the file has a key."""
         return _VISION + key in self._metadata
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a finite number of at least 0."""
+        """Return a finite number >= 0."""
         value = self._metadata.get(_VISION + key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise self.malformed(f"metadata {_VISION}{key} is {shown(value)}: expected a number")
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Return an int of at least 1."""
+        """Return an int >= 1."""
         value = self.number(key, default)
         if not isinstance(value, int) or value < 1:
             raise self.malformed(f"metadata {_VISION}{key} is {shown(value)}: expected an int >= 1")
@@ -80,17 +80,17 @@ class MmprojFile:
         return values
 
     def colors(self, key: str) -> list[float]:
-        """Return three numbers, one for each color."""
+        """Return three numbers, one per color channel."""
         values = self.numbers(key)
         if len(values) != 3:
             raise self.malformed(f"metadata {_VISION}{key} is {shown(values)}: expected three numbers")
         return values
 
     def activation(self, otherwise: str, *, gelu: str) -> str:
-        """Return which activation MLPs have.
+        """Return transformers' name of the MLPs' activation function.
 
-        :param otherwise: the one that llama.cpp takes where the file names none
-        :param gelu: transformers' name for the one that the family means by "gelu"
+        :param otherwise: llama.cpp's default, if the file names none
+        :param gelu: the variant that the family means by "gelu"
         """
         use_gelu, use_silu = (self._metadata.get(f"clip.use_{name}", False) is True for name in ("gelu", "silu"))
         if use_gelu and use_silu:
@@ -99,21 +99,21 @@ class MmprojFile:
 
     @property
     def num_layers(self) -> int:
-        """Return how many layers the encoder has: what the file says, if the last of them is there."""
+        """Return the encoder's number of layers, after checking that the last one exists."""
         count = self.integer("block_count")
         self.shape(f"v.blk.{count - 1}.attn_out.weight")
         return count
 
     @property
     def width(self) -> int:
-        """Return how many numbers the encoder has for each patch."""
+        """Return the encoder's hidden size."""
         width = self.integer("embedding_length")
         if (shape := self.shape("v.blk.0.ln1.weight")) != (width,):
             raise self.malformed(f"metadata {_VISION}embedding_length is {width}, and a norm has shape {list(shape)}")
         return width
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor, the last dimension being contiguous."""
+        """Return the shape of a tensor, in torch's order."""
         found = self.tensors.get(name)
         if found is None:
             raise self.malformed(f"there is no tensor {shown(name)}")

@@ -1,7 +1,7 @@
-"""List what GGUF calls the tensors of image encoders (mmproj files), and what transformers' models call them.
+"""Map the GGUF names of image encoders' tensors (mmproj files) to transformers' names.
 
-GGUF's names come from llama.cpp. One name may stand for parts of a tensor here: queries, keys and values that are one
-matrix in the checkpoint, and the two images of a video that Qwen's patches are of.
+GGUF's names come from llama.cpp. Some stand for a tensor that files store in parts: ``attn_qkv``, which files split
+into queries, keys and values, and Qwen's ``v.patch_embd``, the patch embedding of two video frames.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _NUMBERED: Final = re.compile(r"v\.(blk|deepstack)\.(\d+)\.(\w+)\.(weight|bias)"
 
 @frozen(kw_only=True)
 class EncoderNames:
-    """Maps the names of an encoder's tensors to transformers' ones.
+    """Maps the names of an encoder's tensors to transformers' names.
 
-    :ivar blocks: what layers are numbered under
+    :ivar blocks: the name of the list of layers
     :ivar block: GGUF name of a tensor within ``v.blk.N.`` -> name within a layer
     :ivar top: GGUF name of a tensor outside of the layers, with or without ``.weight`` and ``.bias`` -> name
-    :ivar bare: the names within a layer of parameters that have no such ending
-    :ivar mergers: what those are numbered under that make vectors for the decoder's first layers
-    :ivar merger: GGUF name of a tensor within ``v.deepstack.N.`` -> name within one of these
+    :ivar bare: names within a layer of parameters without such a suffix
+    :ivar mergers: the name of the list of DeepStack mergers, which make vectors for the decoder's first layers
+    :ivar merger: GGUF name of a tensor within ``v.deepstack.N.`` -> name within a merger
     """
 
     blocks: str
@@ -38,7 +38,7 @@ class EncoderNames:
     merger: Mapping[str, str] = MappingProxyType({})
 
     def of(self, name: str) -> str | None:
-        """Return transformers' name of a tensor, or None if the encoder has no such tensor."""
+        """Return transformers' name for a GGUF tensor, or None if the encoder has no such tensor."""
         if match := _NUMBERED.fullmatch(name):
             what, number, stem, kind = match.groups()
             place, names = (self.blocks, self.block) if what == "blk" else (self.mergers, self.merger)
@@ -53,7 +53,7 @@ class EncoderNames:
         return top and f"{top}.{kind}"
 
     def gguf_name(self, name: str) -> str | None:
-        """Return GGUF's name of a tensor of transformers', or None if GGUF has no such tensor."""
+        """Return the GGUF name for a tensor of transformers' model, or None if GGUF has no such tensor."""
         stem, _, kind = name.rpartition(".")
         for what, place, names in (("blk", self.blocks, self.block), ("deepstack", self.mergers, self.merger)):
             if place and name.startswith(f"{place}."):

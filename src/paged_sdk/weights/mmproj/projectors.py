@@ -1,6 +1,4 @@
-"""Say of each kind of image encoder in GGUF files which model of transformers it is a part of, and how images are
-prepared for it.
-"""
+"""Map each kind of image encoder in GGUF files to its transformers model and image processor."""
 
 from __future__ import annotations
 
@@ -30,22 +28,22 @@ __all__ = ["PROJECTORS", "Projector"]
 
 _GELU: Final = "gelu_pytorch_tanh"
 _QWEN_WINDOW: Final = 112
-"""Pixels in height and width of Qwen2.5-VL's windows, which converters do not write."""
+"""Height and width of Qwen2.5-VL's attention windows, in pixels; converters do not write it."""
 
 
 @frozen(kw_only=True)
 class Projector:
     """Describes a kind of image encoder.
 
-    :ivar names: what its tensors are called
-    :ivar config: makes what config.json has of it, the decoder's section left out
-    :ivar processor: returns transformers' class that prepares images, for Pillow, and its settings
-    :ivar tokens: the token whose embeddings are replaced has one of these texts, the first that the tokenizer has
-    :ivar text_type: the decoder's ``model_type``, as transformers' model of the whole needs it
-    :ivar decoders: the decoders that it may stand before, by ``model_type``; None: any whose tokens have one position
-    :ivar after: what follows an image where a chat template does not see any, as the model was trained
-    :ivar output: the tensor whose dimension of that number is as long as the vectors that come out
-    :ivar edit: changes the tensors, by GGUF name, to what the checkpoint has
+    :ivar names: the names of its tensors
+    :ivar config: returns the content of config.json without the decoder's section
+    :ivar processor: returns the name of transformers' image processor class, for Pillow, and its settings
+    :ivar tokens: possible texts of the image token, whose embeddings are replaced; the first in the vocabulary counts
+    :ivar after: the text after an image, if the chat template does not know of images; as in the model's training
+    :ivar output: a tensor, and the dimension of it that equals the size of the encoder's output vectors
+    :ivar text_type: the decoder's ``model_type`` in transformers' combined model
+    :ivar decoders: the ``model_type`` of decoders that the encoder can serve; None: any decoder without M-RoPE
+    :ivar edit: changes the tensors, by GGUF name, in place to those of the checkpoint
     """
 
     names: EncoderNames
@@ -60,8 +58,8 @@ class Projector:
 
 
 def _tower(file: MmprojFile, model_type: str, **others: Any) -> dict[str, Any]:
-    """Return what the sections of all encoders have."""
-    # Files of different age have the two matrices of an MLP under exchanged names.
+    """Return the fields that the config sections of all encoders share."""
+    # Older files exchange the names of an MLP's two matrices.
     shape, width = file.matrix_shape("v.blk.0.ffn_up.weight"), file.width
     side, patch = file.integer("image_size"), file.integer("patch_size")
     if file.shape("v.patch_embd.weight")[-2:] != (patch, patch):
@@ -94,7 +92,7 @@ def _square(file: MmprojFile) -> dict[str, int]:
 
 
 def _exchange_mlp(tensors: dict[str, Tensor], file: MmprojFile) -> None:
-    """Give the two matrices of each MLP their names where the file has exchanged them, as older ones do."""
+    """Restore the names of each MLP's two matrices if the file exchanges them, as older files do."""
     if file.matrix_shape("v.blk.0.ffn_up.weight")[1] == file.width:
         return
     for layer in range(file.num_layers):
@@ -116,7 +114,7 @@ def _llava(file: MmprojFile) -> dict[str, Any]:
     grids = _pinpoints(file)
     if bool(grids) != any(name.endswith(".image_newline") for name in file.tensors):
         raise file.unsupported("tiles but no vector after rows of them, or the reverse")
-    # Without the key a file ends with the layer whose vectors the projector was trained on.
+    # Without the key, the file's last layer is the one whose outputs the projector was trained on.
     layers = file.numbers("feature_layer") if file.has("feature_layer") else [tower["num_hidden_layers"]]
     if not all(isinstance(each, int) and 0 <= each <= tower["num_hidden_layers"] for each in layers) or not layers:
         raise file.malformed(f"metadata clip.vision.feature_layer is {layers}: expected numbers of layers")
@@ -130,7 +128,7 @@ def _llava(file: MmprojFile) -> dict[str, Any]:
 
 
 def _pinpoints(file: MmprojFile) -> list[list[int]]:
-    """Return the sizes, in pixels, of the grids of tiles that an image may be cut into; none: it is not."""
+    """Return the sizes (height, width), in pixels, of the possible grids of tiles; empty if images are not tiled."""
     if not file.has("image_grid_pinpoints"):
         return []
     sides = file.numbers("image_grid_pinpoints")
@@ -148,7 +146,7 @@ def _llava_images(file: MmprojFile) -> tuple[str, dict[str, Any]]:
 
 def _edit_llava(tensors: dict[str, Tensor], file: MmprojFile) -> None:
     _exchange_mlp(tensors, file)
-    # Transformers' module wants the norm of the last layer; what the projector takes comes from before it.
+    # transformers' module requires a norm after the last layer, but the projector takes the features before it.
     for kind, make in (("weight", torch.ones), ("bias", torch.zeros)):
         tensors[f"v.post_ln.{kind}"] = make(file.width)
 
@@ -190,7 +188,7 @@ def _pixtral(file: MmprojFile) -> dict[str, Any]:
 
 
 def _edit_pixtral(tensors: dict[str, Tensor], file: MmprojFile) -> None:
-    # The decoder's own table of embeddings has this one too.
+    # The decoder's embedding table has this embedding, too.
     tensors.pop("v.token_embd.img_break", None)
     heads = file.integer("attention.head_count")
     for name, tensor in tensors.items():
@@ -275,7 +273,7 @@ def _qwen2_5_vl(file: MmprojFile) -> dict[str, Any]:
 
 
 def _deepstack_layers(file: MmprojFile) -> list[int]:
-    """Return the layers behind which vectors for the decoder's first layers are made."""
+    """Return the layers whose outputs are also added to the decoder's first layers (DeepStack)."""
     return [layer for layer in range(file.num_layers) if f"v.deepstack.{layer}.fc1.weight" in file.tensors]
 
 
@@ -300,22 +298,22 @@ def _edit_qwen(tensors: dict[str, Tensor], file: MmprojFile) -> None:
             if all(name in tensors for name in names):
                 tensors[f"v.blk.{layer}.attn_qkv.{kind}"] = torch.cat([tensors.pop(name) for name in names])
     first, second = "v.patch_embd.weight", "v.patch_embd.weight.1"
-    if second in tensors:  # an image is a video of two frames that are the same
+    if second in tensors:  # an image is a video of two identical frames
         tensors[first] = torch.stack((tensors[first], tensors.pop(second)), dim=2)
 
 
 def _edit_qwen3(tensors: dict[str, Tensor], file: MmprojFile) -> None:
     _edit_qwen(tensors, file)
-    # Files number them by the layer behind which each stands.
+    # GGUF numbers the DeepStack mergers by encoder layer, transformers by position in their list.
     for number, layer in enumerate(_deepstack_layers(file)):
         for name in [name for name in tensors if name.startswith(f"v.deepstack.{layer}.")]:
             tensors[name.replace(f".{layer}.", f".{number}.", 1)] = tensors.pop(name)
 
 
 def _qwen_images(fewest: int, most: int) -> Callable[[MmprojFile], tuple[str, dict[str, Any]]]:
-    """Say how Qwen's images are prepared.
+    """Return the function that describes Qwen's image processor.
 
-    :param fewest: pixels of an image where the file does not say it, as the released models have it; ``most`` likewise
+    :param fewest: the minimum of pixels per image if the file has none, that of the released models; ``most`` likewise
     """
 
     def make(file: MmprojFile) -> tuple[str, dict[str, Any]]:
@@ -338,7 +336,7 @@ PROJECTORS: Final[Mapping[str, Projector]] = MappingProxyType(
             names=CLIP,
             config=_llava,
             processor=_llava_images,
-            # Vicuna's vocabulary, which most of these models have, has no token for images. No text has <unk>.
+            # Most of these models have Vicuna's vocabulary, which has no image token; <unk> does not occur in texts.
             tokens=("<image>", "<unk>"),
             after="\n",
             edit=_edit_llava,
@@ -408,4 +406,4 @@ PROJECTORS: Final[Mapping[str, Projector]] = MappingProxyType(
         ),
     }
 )
-"""The kinds that can be read, by llama.cpp's names."""
+"""The supported kinds of encoders, by llama.cpp's name of the projector."""

@@ -1,4 +1,4 @@
-"""Show an image encoder's GGUF file (mmproj) as the part of a Hugging Face checkpoint that it was."""
+"""Present an image encoder's GGUF file (mmproj) as the corresponding part of a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from paged_sdk.weights.mmproj.projectors import PROJECTORS, Projector
 __all__ = ["Mmproj"]
 
 _NORM_WITH_ONE = "mm.soft_emb_norm.weight"
-"""Converters add 1 to it, as they do to Gemma's norms."""
+"""A norm to which converters add 1, as to all of Gemma's norms."""
 
 
 class Mmproj:
-    """Holds an image encoder that is in a file of its own, open.
+    """Holds an open image encoder that is stored in a file of its own.
 
     :ivar path: the file
-    :ivar config: what config.json would be; of the decoder it says what transformers' modules ask
-    :ivar tokens: the texts that the token may have whose embeddings are replaced
-    :ivar after: what follows an image in a prompt, beside what the decoder's chat template says
-    :ivar processor: transformers' class that prepares images, and its settings
+    :ivar config: the content of config.json; its decoder section only has what transformers' vision modules need
+    :ivar tokens: possible texts of the image token, whose embeddings are replaced
+    :ivar after: the text after an image in a prompt, if the decoder's chat template does not know of images
+    :ivar processor: the name of transformers' image processor class, and its settings
     :param path: the file
-    :param text: the decoder's config, as :func:`~paged_sdk.weights.gguf.config.config_from_gguf` makes it
+    :param text: the decoder's config, as made by :func:`~paged_sdk.weights.gguf.config.config_from_gguf`
     :param text_path: the decoder's file, for messages
-    :raises CheckpointError: the file cannot be read, holds something else, or was made for another decoder
-    :raises UnsupportedArchitectureError: there is no such encoder here
+    :raises CheckpointError: the file cannot be read, is not an image encoder, or belongs to another decoder
+    :raises UnsupportedArchitectureError: this kind of encoder is not supported
     """
 
     def __init__(self, path: Path, text: Mapping[str, Any], text_path: Path) -> None:
@@ -55,13 +55,13 @@ class Mmproj:
 
     @property
     def num_elements(self) -> int:
-        """Return how many numbers its tensors have."""
+        """Return the total number of elements of the tensors."""
         return sum(math.prod(tensor.shape) for tensor in self._file.tensors.values())
 
     def tensors(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return all tensors, decoded, by the names of transformers' model.
+        """Return all tensors, decoded, by their names in transformers' model.
 
-        :raises UnsupportedArchitectureError: there is one that it has no place for
+        :raises UnsupportedArchitectureError: transformers' model has no name for a tensor
         """
         read = {
             name: tensor.decoded(torch.float32 if name == _NORM_WITH_ONE else dtype)
@@ -72,15 +72,15 @@ class Mmproj:
         return {name: tensor.to(dtype) for name, tensor in self._converted(read)}
 
     def names(self) -> Collection[str]:
-        """Return the names of all tensors."""
+        """Return the names of all tensors in transformers' model."""
         unread = {name: torch.empty(tensor.shape, device="meta") for name, tensor in self._file.tensors.items()}
         return [name for name, _ in self._converted(unread)]
 
     def _converted(self, read: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Give tensors the names and shapes that transformers' model has; each is held no longer than it is here."""
+        """Yield the tensors with transformers' names and shapes. Empties ``read``, so that each can be freed early."""
         try:
             self._kind.edit(read, self._file)
-        except RuntimeError as error:  # of torch's, for a tensor of another shape
+        except RuntimeError as error:  # from torch: a tensor has another shape
             raise self._file.malformed(str(error)) from error
         while read:
             name, tensor = read.popitem()
@@ -90,7 +90,7 @@ class Mmproj:
             yield own, tensor
 
     def _text(self, text: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what modules that are not the decoder ask of it."""
+        """Return the decoder's section of the config, with what the vision modules need of it."""
         names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps")
         return {"model_type": self._kind.text_type, **{name: text[name] for name in names if name in text}}
 

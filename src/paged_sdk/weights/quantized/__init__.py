@@ -1,1 +1,1 @@
-"""Reads what the formats of quantized checkpoints have in common; each of :mod:`paged_sdk.weights.formats` is one."""
+"""Holds what the formats of quantized checkpoints share; each module of :mod:`paged_sdk.weights.formats` is one."""

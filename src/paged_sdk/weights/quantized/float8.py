@@ -1,4 +1,4 @@
-"""Read matrices of 8-bit floating point numbers with scales, which several formats have."""
+"""Read FP8 matrices with scales, which several formats use."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 def float8_matrix(
     tensors: PackedTensors, codes: str, scales: str, blocks: Iterable[tuple[int, int]] = ()
 ) -> PackedMatrix:
-    """Check the tensors of one matrix.
+    """Check the tensors of a matrix, and return it.
 
-    :param codes: the suffix of float8 ``[rows, cols]``
-    :param scales: the suffix of the scales: one, one for each row, or one for each block
-    :param blocks: the rows and columns that blocks may have
-    :raises CheckpointError: one is missing, or does not fit the other
+    :param codes: the suffix of the values, float8 ``[rows, cols]``
+    :param scales: the suffix of the scales: one per matrix, per row, or per block
+    :param blocks: the possible block shapes (rows, columns)
+    :raises CheckpointError: a tensor is missing, or does not fit the other
     """
     tensors.check(codes, FLOAT8)
     rows, cols = tensors.shape(codes, 2)
@@ -47,5 +47,5 @@ def float8_matrix(
 
 
 def float8_levels(dtype: torch.dtype) -> torch.Tensor:
-    """Return what the bytes of a type of 8-bit floating point numbers stand for."""
+    """Return the values of all 256 codes of an FP8 type, float32."""
     return torch.arange(256, dtype=torch.uint8).view(dtype).float()

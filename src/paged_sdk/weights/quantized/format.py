@@ -1,4 +1,4 @@
-"""Define what a format of quantized weights in safetensors is, and find the formats there are."""
+"""Define the interface of formats of quantized safetensors, and discover the formats."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from paged_sdk.weights.quantized.settings import FormatSettings
 
 __all__ = ["PackedMatrix", "QuantizedFormat", "as_decoded", "find_format", "find_formats", "without"]
 
-# Where config.json describes the format: MLX has a name of its own beside the usual one.
+# The sections of config.json that describe the format: the second is MLX's.
 _SECTIONS = ("quantization_config", "quantization")
 
 
 @frozen
 class PackedMatrix:
-    """Describes a matrix that several tensors make up.
+    """Describes a matrix that is packed in several tensors.
 
-    :ivar shape: as the tensor of its values would have it
-    :ivar stored: reads what it takes to decode its rows; a shape of more dimensions gives matrices one below the other
+    :ivar shape: the shape of the unpacked tensor
+    :ivar stored: reads the scales and the like, and returns the matrix; with more than two dimensions, matrices are
+        stacked vertically
     """
 
     shape: tuple[int, ...]
@@ -38,9 +39,9 @@ class PackedMatrix:
 
 
 class QuantizedFormat(ABC):
-    """Reads the matrices that one format packs in safetensors. What it leaves unpacked is read as it is.
+    """Reads the matrices that one format packs in safetensors; other tensors are read as they are.
 
-    :cvar methods: what ``quant_method`` may be in checkpoints of this format
+    :cvar methods: the values of ``quant_method`` in checkpoints of this format
     """
 
     methods: ClassVar[tuple[str, ...]]
@@ -52,7 +53,7 @@ class QuantizedFormat(ABC):
 
     @classmethod
     def open(cls, settings: FormatSettings) -> Self:
-        """Return the format as a checkpoint has it whose config describes it.
+        """Return the format with the settings of a checkpoint's config.
 
         :raises CheckpointError: a setting is malformed
         :raises UnsupportedQuantizationError: a setting has a value that is not supported
@@ -64,26 +65,24 @@ class QuantizedFormat(ABC):
         """Say whether a tensor holds the codes of a matrix.
 
         :param name: the tensor's name
-        :returns: what the names of the matrix's tensors begin with, and the name that the matrix has unpacked
+        :returns: the prefix of the names of the matrix's tensors, and the name of the unpacked matrix; None: the tensor
+            holds no codes
         """
 
     @abstractmethod
     def owner(self, name: str) -> str | None:
-        """Return what the names of a matrix's tensors begin with, for one that stands beside codes and nowhere else.
-
-        :returns: None: the tensor is not of this kind
-        """
+        """Return the prefix of the names of a matrix's tensors if this is one that accompanies codes, or None."""
 
     @abstractmethod
     def matrix(self, tensors: PackedTensors) -> PackedMatrix:
-        """Check what the file says of a matrix's tensors, without reading them.
+        """Check the dtypes and shapes of a matrix's tensors, without reading their data, and return the matrix.
 
-        :raises CheckpointError: one is missing, or does not fit the others or the config
+        :raises CheckpointError: a tensor is missing, or does not fit the others or the config
         """
 
 
 def without(name: str, *suffixes: str) -> str | None:
-    """Return a name without what it ends in; None: it ends in none of these."""
+    """Return a name without its suffix; None if it has none of these suffixes."""
     suffix = next((each for each in suffixes if name.endswith(each)), None)
     return None if suffix is None else name[: -len(suffix)]
 
@@ -96,18 +95,18 @@ def find_formats() -> tuple[type[QuantizedFormat], ...]:
 
 
 def _beside(path: Path) -> object:
-    """Return what Model Optimizer's first versions wrote into a file of their own, as config.json has it since."""
+    """Return the section from hf_quant_config.json, where Model Optimizer's first versions wrote it."""
     found = read_json_if_there(path / "hf_quant_config.json").get("quantization")
     return {"quant_method": "modelopt", **found} if isinstance(found, dict) else found
 
 
 def find_format(config: Mapping[str, Any], path: Path) -> QuantizedFormat | None:
-    """Return the format that a config describes; None: its weights are not quantized.
+    """Return the format that a config describes; None if the weights are not quantized.
 
-    :param config: ``config.json``'s content
-    :param path: the checkpoint, for messages
+    :param config: the content of ``config.json``
+    :param path: the checkpoint's directory
     :raises CheckpointError: a setting is malformed
-    :raises UnsupportedQuantizationError: no format is as the config describes it
+    :raises UnsupportedQuantizationError: the format or a setting is not supported
     """
     section = next((key for key in _SECTIONS if config.get(key) is not None), None)
     values = _beside(path) if section is None else config[section]
@@ -131,8 +130,8 @@ def find_format(config: Mapping[str, Any], path: Path) -> QuantizedFormat | None
 
 
 def as_decoded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config, or a section of one, without what says how matrices are stored: for those who have their
-    values.
+    """Return a config, or a section of one, without its descriptions of quantization, for code that loads decoded
+    weights.
     """
     kept = {name: value for name, value in config.items() if name not in _SECTIONS}
     return {name: as_decoded(value) if isinstance(value, Mapping) else value for name, value in kept.items()}

@@ -1,4 +1,4 @@
-"""Make grouped matrices of what the formats have in common: rows of packed codes, grids of scales, tables of levels."""
+"""Make grouped matrices from parts that the formats share: rows of packed codes, grids of scales, tables of levels."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = [
 ]
 
 E8M0 = (torch.uint8, torch.float8_e8m0fnu)
-"""The element types that exponents are stored in."""
+"""The dtypes of stored power-of-two scales (E8M0: an 8-bit exponent)."""
 
 
 def e2m1_levels() -> Tensor:
-    """Return what the codes of 4-bit floating point numbers stand for: sign, two bits of exponent, one of mantissa."""
+    """Return the values of all 16 codes of FP4 E2M1 (sign, two exponent bits, one mantissa bit), float32."""
     positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     return torch.cat((positive, -positive))
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:
-    """Return float32 powers of two, of exponents that are stored with 127 added."""
+    """Return the powers of two, float32, of exponents with a bias of 127."""
     return exponents.view(torch.float8_e8m0fnu).float()
 
 
@@ -51,11 +51,14 @@ def grouped_rows(
     levels: Tensor | None = None,
     order: Tensor | None = None,
 ) -> UnreadGroupedMatrix:
-    """Return a matrix whose codes lie in a file row by row, and are read when they are asked for.
+    """Return a matrix whose codes are stored row by row in a file, and read on demand.
 
-    :param form: how they lie, which is not down columns
-    :param scales: float32 ``[rows, groups]``; the others are as :class:`GroupedMatrix` has them
-    :param order: the codes of a row are brought into this order
+    Other parameters are those of :class:`GroupedMatrix`.
+
+    :param packed: the rows of packed codes
+    :param form: how codes are packed; not a form in which they run down columns
+    :param scales: float32 ``[rows, groups]``
+    :param order: the order to bring each row's codes into
     """
 
     def read(first: int, last: int) -> GroupedMatrix:
@@ -84,10 +87,10 @@ def grouped_rows(
 
 @frozen
 class ScaleGrid:
-    """Says which weights share a scale.
+    """Says which weights of a matrix share a scale.
 
     :ivar shape: rows and columns of the matrix
-    :ivar rows: that share a scale, ``cols`` likewise
+    :ivar rows: how many consecutive rows share a scale; ``cols`` likewise
     """
 
     shape: tuple[int, int]
@@ -95,7 +98,7 @@ class ScaleGrid:
     cols: int
 
     def spread(self, scales: Tensor) -> Tensor:
-        """Return scales of any type, float32 ``[rows, groups]``."""
+        """Expand the stored scales, of any dtype, to float32 ``[rows, groups]``."""
         rows, cols = self.shape
         groups = -(-cols // self.cols)
         grid = scales.float().reshape(-1, groups)
@@ -111,10 +114,10 @@ def find_grid(
     shape: tuple[int, int],
     blocks: Iterable[tuple[int, int]] = (),
 ) -> ScaleGrid:
-    """Find out what each scale is for, by their number: one for all, one for each row, or one for each of some blocks.
+    """Infer from the shape of the scales whether there is one per matrix, per row, or per block.
 
-    :param blocks: the rows and columns that blocks may have
-    :raises CheckpointError: the tensor is missing, or has another type or shape
+    :param blocks: the possible block shapes (rows, columns)
+    :raises CheckpointError: the tensor is missing, or has another dtype or shape
     """
     rows, cols = shape
     whole, row = (max(1, rows), max(1, cols)), (1, max(1, cols))
@@ -127,9 +130,9 @@ def find_grid(
 
 
 def groups_of_columns(tensors: PackedTensors, suffix: str, cols: int, groups: int) -> Tensor:
-    """Read the number of each column's group, int64 ``[cols]``.
+    """Read the group index of each column, int64 ``[cols]``.
 
-    :raises CheckpointError: there is no such group
+    :raises CheckpointError: the tensor is missing or malformed, or an index is out of range
     """
     named = tensors.tensor(suffix, (torch.int32, torch.int64), (cols,)).long()
     if cols and not 0 <= int(named.min()) <= int(named.max()) < groups:
@@ -138,9 +141,10 @@ def groups_of_columns(tensors: PackedTensors, suffix: str, cols: int, groups: in
 
 
 def order_of_columns(group_of: Tensor, group_size: int) -> tuple[Tensor | None, bool]:
-    """Return the order in which the columns of a group are neighbours; None: they are.
+    """Return the order of columns that makes each group contiguous.
 
-    :returns: the order, and whether all groups have their size then
+    :returns: the order, int64, or None if groups are contiguous already; and whether each group then has ``group_size``
+        columns, the last one at most
     """
     in_order = torch.arange(len(group_of)) // group_size
     if torch.equal(group_of, in_order):

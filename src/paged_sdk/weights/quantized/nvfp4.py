@@ -1,4 +1,4 @@
-"""Read NVFP4, which two formats have: 4-bit floating point numbers, a float8 scale for every 16, one factor for all."""
+"""Read NVFP4, which two formats use: FP4 (E2M1) values, an FP8 scale per 16 values, and one factor per matrix."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _GROUP: Final = 16
 
 
 def nvfp4_matrix(tensors: PackedTensors, codes: str, scales: str, factor: str, *, divides: bool) -> PackedMatrix:
-    """Check the tensors of one matrix.
+    """Check the tensors of a matrix, and return it.
 
-    :param codes: the suffix of uint8 ``[rows, cols / 2]``
-    :param scales: the suffix of float8 ``[rows, cols / 16]``
-    :param factor: the suffix of one float32 number
-    :param divides: whether scales are divided by it, and not multiplied
-    :raises CheckpointError: one is missing, or does not fit the others
+    :param codes: the suffix of the codes, uint8 ``[rows, cols / 2]``
+    :param scales: the suffix of the scales, float8 ``[rows, cols / 16]``
+    :param factor: the suffix of the factor, one float32 number
+    :param divides: whether scales are divided by the factor instead of multiplied
+    :raises CheckpointError: a tensor is missing, or does not fit the others
     """
     tensors.check(codes, (torch.uint8,))
     rows, num_bytes = tensors.shape(codes, 2)

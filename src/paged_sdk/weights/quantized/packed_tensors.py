@@ -1,4 +1,4 @@
-"""Give a format the tensors of which it makes one matrix; here alone their element types and shapes are checked."""
+"""Give a format access to the tensors of one packed matrix, with checks of their dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from paged_sdk.weights.safetensors.source import SafetensorsSource
 __all__ = ["FLOATS", "LaterTensor", "PackedTensors"]
 
 FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32)
-"""The element types that scales usually have."""
+"""The usual dtypes of scales."""
 
 
 @frozen
 class PackedTensors:
-    """Gives the tensors of one packed matrix by what their names end in.
+    """Gives access to the tensors of one packed matrix by the suffixes of their names.
 
     :ivar source: the checkpoint's tensors as they are stored
-    :ivar prefix: what the names of these begin with, such as ``model.layers.0.mlp.up_proj``
+    :ivar prefix: the common prefix of the tensors' names, such as ``model.layers.0.mlp.up_proj``
     """
 
     source: SafetensorsSource
@@ -36,9 +36,9 @@ class PackedTensors:
         return self.prefix + suffix in self.source
 
     def dtype(self, suffix: str) -> torch.dtype:
-        """Return the element type of a tensor.
+        """Return the dtype of a tensor.
 
-        :raises CheckpointError: it is missing
+        :raises CheckpointError: the tensor is missing
         """
         self._require(suffix)
         return self.source.dtype(self.prefix + suffix)
@@ -46,8 +46,8 @@ class PackedTensors:
     def shape(self, suffix: str, dims: int) -> tuple[int, ...]:
         """Return the shape of a tensor.
 
-        :param dims: how many dimensions it is to have
-        :raises CheckpointError: it is missing, or has another number of dimensions
+        :param dims: the expected number of dimensions
+        :raises CheckpointError: the tensor is missing, or has another number of dimensions
         """
         self._require(suffix)
         found = self.source.shape(self.prefix + suffix)
@@ -56,10 +56,10 @@ class PackedTensors:
         return found
 
     def check(self, suffix: str, dtypes: Collection[torch.dtype], *shapes: tuple[int, ...]) -> None:
-        """Check what the file says of a tensor.
+        """Check the dtype and shape of a tensor, without reading its data.
 
-        :param shapes: any of these; none: whatever it has
-        :raises CheckpointError: it is missing, or is something else
+        :param shapes: the allowed shapes; none given: any shape
+        :raises CheckpointError: the tensor is missing, or has another dtype or shape
         """
         found, shape = self.dtype(suffix), self.source.shape(self.prefix + suffix)
         if found not in dtypes:
@@ -70,22 +70,22 @@ class PackedTensors:
             raise self.error(suffix, f"has shape {list(shape)}: expected {expected}")
 
     def tensor(self, suffix: str, dtypes: Collection[torch.dtype], *shapes: tuple[int, ...]) -> Tensor:
-        """Read a tensor that is as :meth:`check` says."""
+        """Read a tensor after the checks of :meth:`check`."""
         self.check(suffix, dtypes, *shapes)
         return self.source.stored(self.prefix + suffix)
 
     def floats(self, suffix: str, *shapes: tuple[int, ...]) -> Tensor:
-        """Read scales, or what is like them, as float32."""
+        """Read scales and the like as float32."""
         return self.tensor(suffix, FLOATS, *shapes).float()
 
     def rows(self, suffix: str) -> UnreadRows:
-        """Return a tensor whose rows are read when they are asked for."""
+        """Return a tensor whose rows are read on demand."""
         return self.source.unread_rows(self.prefix + suffix)
 
     def unread_bytes(self, suffix: str, rows: int, row_bytes: int) -> UnreadRows:
-        """Return the bytes of a tensor as rows that are read when they are asked for.
+        """Return the bytes of a tensor as rows that are read on demand.
 
-        :raises CheckpointError: the tensor is missing, or has not so many bytes
+        :raises CheckpointError: the tensor is missing, or has another size than ``rows * row_bytes``
         """
         self._require(suffix)
         name = self.prefix + suffix
@@ -95,19 +95,19 @@ class PackedTensors:
         return self.source.unread_bytes(name, rows)
 
     def number(self, suffix: str) -> int:
-        """Read a whole number, whatever shape its tensor has.
+        """Read a tensor that holds one integer.
 
-        :raises CheckpointError: it is missing, or more than one number, or no whole one
+        :raises CheckpointError: the tensor is missing, or does not hold exactly one integer
         """
         values = self.tensor(suffix, (torch.uint8, torch.int32, torch.int64), (), (1,))
         return int(values)
 
     def later(self, suffix: str) -> LaterTensor:
-        """Return a tensor that is read when it is first asked for."""
+        """Return a tensor that is read on first access."""
         return LaterTensor(self, suffix)
 
     def error(self, suffix: str, what: str) -> CheckpointError:
-        """Return the error to raise for a tensor that cannot be used."""
+        """Return the error to raise for an invalid tensor."""
         name = self.prefix + suffix
         path = self.source.path_of(name)
         return CheckpointError(f"{path}: tensor {shown(name)} {what}", path=path)
@@ -123,8 +123,8 @@ class PackedTensors:
 
 
 class LaterTensor:
-    """Reads a tensor when it is first asked for, and keeps it: one whose columns are the rows of a matrix is read as a
-    whole.
+    """Reads a tensor on first access and keeps it, for transposed tensors: their columns, the rows of the matrix,
+    cannot be read separately.
     """
 
     def __init__(self, tensors: PackedTensors, suffix: str) -> None:

@@ -1,4 +1,4 @@
-"""Read what config.json says of quantized weights; every value is checked, because it comes from outside."""
+"""Read the settings of quantized weights from config.json, with checks, since the file is untrusted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["FormatSettings"]
 
 
 class FormatSettings:
-    """Gives typed access to a section of config.json that describes a format. ``null`` counts as absent.
+    """Gives typed access to the section of config.json that describes a format. ``null`` counts as absent.
 
-    :ivar path: the checkpoint
+    :ivar path: the checkpoint's directory
     :param values: the section, as parsed from JSON
-    :param name: where it stands in the file, for messages
+    :param name: the section's path within the file, for messages
     """
 
     def __init__(self, values: Mapping[str, Any], name: str, path: Path) -> None:
@@ -35,13 +35,13 @@ class FormatSettings:
         return key in self._values
 
     def is_set(self, *keys: str) -> bool:
-        """Return whether any of these keys has a value that says something."""
+        """Return whether any of these keys has a value other than a neutral one, such as false or "dense"."""
         return any(self._values.get(key) not in (None, False, {}, "", "dense") for key in keys)
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Return a whole number of 32 bits.
+        """Return a 32-bit integer.
 
-        :raises CheckpointError: it is absent and has no default, or is something else
+        :raises CheckpointError: the value is absent without a default, or is not such an integer
         """
         value = self._found(key, default)
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31:
@@ -51,7 +51,7 @@ class FormatSettings:
     def text(self, key: str, default: str | None = None) -> str:
         """Return a string.
 
-        :raises CheckpointError: it is absent and has no default, or is something else
+        :raises CheckpointError: the value is absent without a default, or is not a string
         """
         value = self._found(key, default)
         if isinstance(value, str):
@@ -59,9 +59,9 @@ class FormatSettings:
         raise self.error(key, "a string")
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return True or False.
+        """Return a bool.
 
-        :raises CheckpointError: it is something else
+        :raises CheckpointError: the value is not a bool
         """
         value = self._found(key, default)
         if isinstance(value, bool):
@@ -69,9 +69,9 @@ class FormatSettings:
         raise self.error(key, "true or false")
 
     def one_of(self, key: str, allowed: Collection[str], default: str | None = None) -> str:
-        """Return a string that is one of those that are supported.
+        """Return a string that must be among the supported ones.
 
-        :raises UnsupportedQuantizationError: it is another
+        :raises UnsupportedQuantizationError: another string is given
         """
         value = self.text(key, default)
         if value in allowed:
@@ -79,9 +79,9 @@ class FormatSettings:
         raise self.unsupported(key, allowed)
 
     def bits(self, key: str, allowed: Collection[int]) -> int:
-        """Return a whole number that is one of those that are supported.
+        """Return an integer that must be among the supported ones.
 
-        :raises UnsupportedQuantizationError: it is another
+        :raises UnsupportedQuantizationError: another integer is given
         """
         value = self.integer(key)
         if value in allowed:
@@ -89,9 +89,9 @@ class FormatSettings:
         raise self.unsupported(key, [str(each) for each in allowed])
 
     def positive(self, key: str) -> int:
-        """Return a whole number of at least 1.
+        """Return an integer of at least 1.
 
-        :raises CheckpointError: it is absent, or something else
+        :raises CheckpointError: the value is absent, or is not such an integer
         """
         value = self.integer(key)
         if value >= 1:
@@ -99,9 +99,9 @@ class FormatSettings:
         raise self.error(key, "a whole number of at least 1")
 
     def block(self, key: str, default: tuple[int, int]) -> tuple[int, int]:
-        """Return numbers of rows and of columns.
+        """Return the shape of a block: rows and columns.
 
-        :raises CheckpointError: it is something else
+        :raises CheckpointError: the value is not two integers of at least 1
         """
         match self._found(key, list(default)):
             case [int(rows), int(cols)] if 1 <= rows < 2**31 and 1 <= cols < 2**31:
@@ -109,9 +109,9 @@ class FormatSettings:
         raise self.error(key, "two whole numbers of at least 1")
 
     def group_size(self, key: str, default: int | None = None) -> int:
-        """Return a number of columns, or -1 for a whole row.
+        """Return the number of columns in a group, or -1 if a row is one group.
 
-        :raises CheckpointError: it is something else
+        :raises CheckpointError: the value is absent without a default, or is not such an integer
         """
         value = self.integer(key, default)
         if value == -1 or value >= 1:
@@ -121,7 +121,7 @@ class FormatSettings:
     def section(self, key: str) -> FormatSettings:
         """Return a nested object; an empty one if absent.
 
-        :raises CheckpointError: it is something else
+        :raises CheckpointError: the value is not an object
         """
         value = self._found(key, {})
         if isinstance(value, dict):
@@ -133,11 +133,11 @@ class FormatSettings:
         return {key: self.section(key) for key, value in self._values.items() if isinstance(value, dict)}
 
     def error(self, key: str, expected: str) -> CheckpointError:
-        """Return the error to raise for a value that cannot be used."""
+        """Return the error to raise for an invalid value."""
         return CheckpointError(f"{self._shown(key)}: expected {expected}", path=self.path)
 
     def unsupported(self, key: str, supported: Collection[str]) -> UnsupportedQuantizationError:
-        """Return the error to raise for a value that has a meaning, but none here."""
+        """Return the error to raise for a valid value that is not supported."""
         return UnsupportedQuantizationError(
             f"{self._shown(key)}: supported are {', '.join(supported)}",
             path=self.path,

@@ -1,4 +1,4 @@
-"""Read a directory whose safetensors hold quantized weights: what a format has packed looks like the tensor it was."""
+"""Read a directory of quantized safetensors, and present packed matrices under their original names and shapes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["QuantizedSource"]
 class QuantizedSource:
     """Implements a :class:`~paged_sdk.weights.source.WeightSource` over packed tensors.
 
-    What the file holds decides which matrices are packed, not the config's list of those that are not.
+    The stored tensors decide which matrices are packed; the config's list of unpacked modules is ignored.
 
-    :param stored: the tensors as they are in the files; it is closed with this source
-    :param format_: how they are packed
-    :raises CheckpointError: a tensor of a packed matrix is there without the one that holds its codes
+    :param stored: the tensors as stored; closed with this source
+    :param format_: the format that packs them
+    :raises CheckpointError: a tensor that belongs to a packed matrix has no codes beside it
     """
 
     def __init__(self, stored: SafetensorsSource, format_: QuantizedFormat) -> None:
@@ -48,7 +48,7 @@ class QuantizedSource:
         self._known: dict[str, PackedMatrix] = {}
 
     def names(self) -> Collection[str]:
-        """Return the names of all tensors, a packed matrix's by its own name."""
+        """Return the names of all tensors; packed matrices have the names of their unpacked tensors."""
         return self._packed.keys() | self._plain
 
     def __contains__(self, name: object) -> bool:
@@ -73,26 +73,26 @@ class QuantizedSource:
         return self._stored.matrix(self._found(name)) if tensors is None else self._checked(name, tensors).stored()
 
     def path_of(self, name: str) -> Path:
-        """Return the file that holds a tensor, or a packed matrix's codes."""
+        """Return the file that holds a tensor, or the codes of a packed matrix."""
         return self._stored.path_of(self._codes.get(name, name))
 
     def close(self) -> None:
-        """Close the files; tensors taken from them before stay valid."""
+        """Close the files; tensors that were read stay valid."""
         self._stored.close()
 
     def _checked(self, name: str, tensors: PackedTensors) -> PackedMatrix:
-        """Return what a packed matrix is, which is found out once."""
+        """Return a packed matrix; its tensors are checked on first access."""
         if name not in self._known:
             self._known[name] = self._format.matrix(tensors)
         return self._known[name]
 
     def _found(self, name: str) -> str:
-        """Return the name of a tensor that is not packed, and holds numbers to compute with, or of positions.
+        """Return the name if it is that of an unpacked tensor of floats or int64 positions.
 
-        :raises CheckpointError: it holds codes, or is no tensor
+        :raises CheckpointError: the tensor is missing, holds codes, or has another dtype
         """
         dtype = self._stored.dtype(name)
-        # Older image encoders hold the numbers of their patches' positions, in 64 bits, which no codes have.
+        # Older image encoders store their patches' position ids in int64, a dtype that no format uses for codes.
         is_number = dtype.is_floating_point and dtype.itemsize >= 2
         if name not in self._plain or not (is_number or dtype == torch.int64):
             path = self._stored.path_of(name)

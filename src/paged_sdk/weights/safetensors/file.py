@@ -1,8 +1,8 @@
-"""Read one safetensors file: a JSON header, then the tensors' numbers one after the other.
+"""Read one safetensors file: a JSON header, then the tensors' data.
 
-See https://huggingface.co/docs/safetensors. The format's own package maps a file, and a program ends with SIGBUS where
-a mapped file is cut off, so this reads. What the format's own reader refuses is refused here: lengths, JSON, shapes
-against offsets, gaps and overlaps, and a file that does not end where its last tensor does.
+See https://huggingface.co/docs/safetensors. The safetensors package maps files into memory, and accessing a mapped file
+that was truncated kills the process with SIGBUS; this module reads instead. It makes the same checks as the package:
+lengths, JSON, shapes against offsets, gaps, overlaps, and that the file ends with its last tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paged_sdk.weights.weight_file import WeightFile
 
 __all__ = ["SafetensorsFile"]
 
-# Left out are types with two 4-bit elements per byte, which torch cannot view as such.
+# Without the types that have two 4-bit elements per byte: torch cannot view bytes as these.
 _DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {
         "F64": torch.float64,
@@ -51,10 +51,10 @@ _LENGTH: Final = struct.Struct("<Q")
 
 @frozen
 class _Entry:
-    """Holds what the header says of one tensor.
+    """Holds a tensor's entry of the header.
 
-    :ivar first: the offset of its first byte in the file
-    :ivar num_bytes: how many bytes it has
+    :ivar first: the offset of the tensor's first byte in the file
+    :ivar num_bytes: its size
     """
 
     dtype: torch.dtype
@@ -64,11 +64,11 @@ class _Entry:
 
 
 class SafetensorsFile:
-    """Reads one safetensors file: its header at once, tensors when they are asked for.
+    """Reads one safetensors file: the header on construction, tensors on demand.
 
     :param path: the file
-    :raises CheckpointError: the file is missing, cut off or malformed
-    :raises UnsupportedQuantizationError: a tensor has an element type that is no number
+    :raises CheckpointError: the file is missing, truncated or malformed
+    :raises UnsupportedQuantizationError: a tensor has an unsupported dtype
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,7 +97,7 @@ class SafetensorsFile:
         return self._entries[name].shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the element type of a stored tensor.
+        """Return the dtype of a stored tensor.
 
         :param name: one of :meth:`names`
         """
@@ -113,7 +113,7 @@ class SafetensorsFile:
         return self._file.tensor(entry.first, entry.num_bytes).view(entry.dtype).view(entry.shape)
 
     def unread_rows(self, name: str) -> UnreadRows:
-        """Return a stored tensor as a matrix whose rows are read when they are asked for.
+        """Return a stored tensor as a matrix whose rows are read on demand.
 
         :param name: one of :meth:`names`, with at least two dimensions
         """
@@ -128,10 +128,10 @@ class SafetensorsFile:
         return UnreadRows(shape=(rows, cols), itemsize=entry.dtype.itemsize, read=read)
 
     def unread_bytes(self, name: str, rows: int) -> UnreadRows:
-        """Return the bytes of a stored tensor, uint8, as so many rows that are read when they are asked for.
+        """Return the bytes of a stored tensor as a uint8 matrix whose rows are read on demand.
 
         :param name: one of :meth:`names`
-        :param rows: a divisor of the tensor's bytes
+        :param rows: the number of rows, a divisor of the tensor's size in bytes
         """
         entry = self._entries[name]
         row_bytes = entry.num_bytes // max(1, rows)
@@ -143,7 +143,7 @@ class SafetensorsFile:
         return UnreadRows(shape=(rows, row_bytes), itemsize=1, read=read)
 
     def num_bytes(self, name: str) -> int:
-        """Return how many bytes a stored tensor takes.
+        """Return the size of a stored tensor in bytes.
 
         :param name: one of :meth:`names`
         """
@@ -154,7 +154,7 @@ class SafetensorsFile:
         self._file.close()
 
     def _read_header(self) -> tuple[int, dict[str, Any]]:
-        """Return the offset of the first tensor's first byte, and the tensors' entries."""
+        """Return the offset at which the tensors' data begins, and the tensors' entries."""
         if self._file.size < _LENGTH.size:
             raise self._malformed("it is cut off within its header")
         (length,) = _LENGTH.unpack(self._file.read(0, _LENGTH.size))
@@ -185,7 +185,7 @@ class SafetensorsFile:
                 quantization=kind,
                 supported=sorted(_DTYPES),
             )
-        # A tensor without elements could claim any size for its other dimensions: the file's size is the bound.
+        # The sizes of an empty tensor's other dimensions are arbitrary, so they are bounded by the file's size.
         lengths = [length for length in shape if type(length) is int and 0 <= length <= self._file.size]
         if len(lengths) < len(shape) or len(shape) > _MAX_DIMS:
             raise self._malformed(f"its header gives tensor {shown(name)} the shape {str(shape)[:100]}")

@@ -23,10 +23,10 @@ _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 class SafetensorsSource:
     """Implements a :class:`~paged_sdk.weights.source.WeightSource` over a directory's safetensors files.
 
-    :ivar directory: where the files are
-    :param directory: holds ``model.safetensors``, or shards and ``model.safetensors.index.json``
-    :raises CheckpointError: a file is missing, cut off or malformed, or there are only pickles, which are refused
-    :raises UnsupportedQuantizationError: a tensor has an element type that torch does not know
+    :ivar directory: the checkpoint's directory
+    :param directory: contains ``model.safetensors``, or shards and ``model.safetensors.index.json``
+    :raises CheckpointError: a file is missing, truncated or malformed, or there are only pickles, which are refused
+    :raises UnsupportedQuantizationError: a tensor has an unsupported dtype, or the directory only has UQFF files
     """
 
     def __init__(self, directory: Path) -> None:
@@ -51,14 +51,14 @@ class SafetensorsSource:
         return self._file(name).shape(name)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the element type that one tensor is stored in.
+        """Return the dtype of one tensor.
 
         :raises CheckpointError: there is no tensor of that name
         """
         return self._file(name).dtype(name)
 
     def path_of(self, name: str) -> Path:
-        """Return the file that holds one tensor; of a tensor that is not there, the directory."""
+        """Return the file that holds one tensor; for a missing tensor, the directory."""
         return self._files[name].path if name in self._files else self.directory
 
     def stored(self, name: str) -> Tensor:
@@ -69,21 +69,21 @@ class SafetensorsSource:
         return self._file(name).tensor(name)
 
     def unread_rows(self, name: str) -> UnreadRows:
-        """Return one tensor of at least two dimensions, as rows that are read when they are asked for.
+        """Return one tensor of at least two dimensions, as rows that are read on demand.
 
         :raises CheckpointError: there is no tensor of that name
         """
         return self._file(name).unread_rows(name)
 
     def unread_bytes(self, name: str, rows: int) -> UnreadRows:
-        """Return the bytes of one tensor as so many rows that are read when they are asked for.
+        """Return the bytes of one tensor as ``rows`` rows that are read on demand.
 
         :raises CheckpointError: there is no tensor of that name
         """
         return self._file(name).unread_bytes(name, rows)
 
     def num_bytes(self, name: str) -> int:
-        """Return how many bytes one tensor takes.
+        """Return the size of one tensor in bytes.
 
         :raises CheckpointError: there is no tensor of that name
         """
@@ -94,13 +94,11 @@ class SafetensorsSource:
         return self._file(name).tensor(name).to(device=device, dtype=dtype)
 
     def matrix(self, name: str) -> DenseMatrix:
-        """Return one matrix, which safetensors store dense: see
-        :meth:`paged_sdk.weights.source.WeightSource.matrix`.
-        """
+        """Return one matrix, always dense: see :meth:`paged_sdk.weights.source.WeightSource.matrix`."""
         return DenseMatrix(self._file(name).unread_rows(name))
 
     def close(self) -> None:
-        """Close the files; tensors taken from them before stay valid."""
+        """Close the files; tensors that were read stay valid."""
         for file in set(self._files.values()):
             file.close()
 
@@ -132,12 +130,12 @@ class SafetensorsSource:
 
 
 def _is_file_name(value: object) -> bool:
-    """Return whether a shard's name stays within the directory."""
+    """Return whether a shard's name is a plain file name, which stays within the directory."""
     return isinstance(value, str) and value != "" and Path(value).name == value
 
 
 def uqff_is_refused(path: Path) -> UnsupportedQuantizationError:
-    """Return the error to raise for mistral.rs's own format."""
+    """Return the error to raise for UQFF, mistral.rs's own format."""
     return UnsupportedQuantizationError(
         f"{path} is a UQFF file, which mistral.rs alone reads: use the checkpoint it was made from, or a GGUF version",
         path=path,

@@ -1,4 +1,4 @@
-"""Write safetensors files, tensor by tensor: a header of JSON behind its length, then all bytes in order."""
+"""Write safetensors files, with one tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from torch import Tensor
 __all__ = ["NewTensor", "write_shards"]
 
 _SHARD_BYTES: Final = 5 * 10**9
-"""transformers cuts at so many, too: a file system may have a limit, and a download begins again with one file."""
+"""huggingface_hub's limit, too: file systems may limit file sizes, and a failed download restarts with one shard."""
 _NAMES: Final[Mapping[torch.dtype, str]] = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _ALIGNMENT: Final = 8
 
 
 @frozen(kw_only=True, eq=False)
 class NewTensor:
-    """Describes a tensor that is to be written.
+    """Describes a tensor to write.
 
-    :ivar make: returns it, in its shape and dtype
+    :ivar make: returns the tensor, with this shape and dtype
     """
 
     name: str
@@ -35,7 +35,7 @@ class NewTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Return how many bytes it takes."""
+        """Return the tensor's size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -46,10 +46,11 @@ def write_shards(
     on_progress: Callable[[int, int], None] | None = None,
     shard_bytes: int = _SHARD_BYTES,
 ) -> None:
-    """Write ``model.safetensors``, or shards with an index where that would be larger than a shard may be.
+    """Write ``model.safetensors``, or several shards with an index if one would exceed the size limit.
 
-    :param directory: where; it exists and holds none of these files
-    :param on_progress: called with the number of tensors written and of all
+    :param directory: an existing directory without these files
+    :param on_progress: called with the number of tensors written so far and in total
+    :param shard_bytes: the size limit of a shard; a single larger tensor has a shard of its own
     :raises OSError: a file cannot be written
     """
     shards = list(_shards(tensors, shard_bytes))

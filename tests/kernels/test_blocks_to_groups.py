@@ -9,9 +9,9 @@ from torch import Tensor
 from native_weights import library, needs_library
 from paged_sdk.kernels.native.grouped import pack_grouped
 from paged_sdk.kernels.native.packed import decode_rows
-from paged_sdk.kernels.quantized.block_groups import as_groups
+from paged_sdk.kernels.quantized.blocks_to_groups import as_groups
 from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
-from paged_sdk.kernels.quantized.grouped_blocks import as_blocks
+from paged_sdk.kernels.quantized.groups_to_blocks import as_blocks
 from paged_sdk.kernels.quantized.stored_matrix import UnreadRows
 
 ROWS = 35

@@ -1,7 +1,7 @@
-"""Shows GGUF's blocks whose codes name entries of a table as grouped matrices, multiplied at their own bits.
+"""Presents GGUF blocks whose codes index a table as grouped matrices, so that they are multiplied at their own bits.
 
-The numbers are the same: IQ4_NL's, IQ4_XS's, MXFP4's and NVFP4's codes name levels of four bits, TQ1_0's, TQ2_0's and
-Q1_0's levels at equal distances.
+Values are unchanged. The codes of IQ4_NL, IQ4_XS, MXFP4 and NVFP4 index 16 levels, those of TQ1_0, TQ2_0 and Q1_0
+evenly spaced levels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["as_groups"]
 
 
 def as_groups(matrix: BlockMatrix) -> UnreadGroupedMatrix | None:
-    """Return a matrix in groups, whose codes are unpacked when rows are asked for; None: its type has no table."""
+    """Return the matrix in groups, unpacking codes when rows are read, or None if the type's codes index no table."""
     form, shape = block_format(matrix.tensor_type), matrix.shape
     table = form.table
     if table is None:

@@ -1,4 +1,4 @@
-"""Stands before everything that is served: names requests, refuses those that may not be answered, answers errors."""
+"""Middleware before all endpoints: assigns request ids, checks hosts and API keys, and turns errors into responses."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paged_sdk.server.chat_page import PAGE_PATHS
+from paged_sdk.server.disconnect import CLIENT_DISCONNECTED
 from paged_sdk.server.drain import Drain
 from paged_sdk.server.errors import path_of, problem_for, problem_response
 from paged_sdk.server.metrics import Metrics
@@ -21,22 +22,19 @@ from paged_sdk.server.record import RequestRecord
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.wire.problem import Problem
 
-__all__ = ["HUNG_UP", "Front"]
-
-HUNG_UP: Final = 499
-"""Nobody reads it; it stands in the log."""
+__all__ = ["RequestMiddleware"]
 
 OPEN_PATHS: Final = ("/health", "/ready")
-"""Whoever watches the server asks these, without a key and while it is ending."""
+"""Health checks: answered without an API key, and while the server shuts down."""
 
 _REQUEST_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 @frozen
-class Front:
-    """Surrounds an application.
+class RequestMiddleware:
+    """Wraps an application as ASGI middleware.
 
-    :ivar app: what it surrounds
+    :ivar app: the wrapped application
     """
 
     app: ASGIApp
@@ -75,7 +73,7 @@ class Front:
                         await refuse(problem)
                 except Exception as error:
                     problem = problem_for(error, request_id, record.names)
-                    if status:  # an answer has begun, and cannot become another
+                    if status:  # the response has begun: its status can no longer change
                         record.error = problem.code or problem.type
                         raise
                     await refuse(problem)
@@ -83,17 +81,17 @@ class Front:
                 await refuse(self.drain.interruption)
         finally:
             seconds = time.monotonic() - start
-            status = status or HUNG_UP
+            status = status or CLIENT_DISCONNECTED
             route = _path_of_route(scope)
             self.metrics.note_request(route, status, seconds)
             record.log(route, status, seconds)
 
     def _refusal(self, path: str, headers: Headers) -> Problem | None:
-        """Return why a request is not answered, whatever it asks; None: it is."""
+        """Return why a request is refused before its endpoint runs; None: it is not."""
         hosts = self.settings.allowed_hosts
         host = headers.get("host", "")
         if hosts and _host_name(host) not in hosts:
-            return Problem(status=400, message=f"this server is not called {host[:100]!r}", code="host_not_allowed")
+            return Problem(status=400, message=f"host not allowed: {host[:100]!r}", code="host_not_allowed")
         if path in OPEN_PATHS:
             return None
         if self.drain.has_begun:
@@ -111,17 +109,15 @@ class Front:
     def _has_key(self, headers: Headers) -> bool:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        # All are compared, so that the time does not tell which of them is like it.
+        # Compare with all keys, so that the time does not tell which one matched.
         found = [hmac.compare_digest(key.encode(), given.encode()) for key in self.settings.api_keys]
         return any(found)
 
 
 def _path_of_route(scope: Scope) -> str:
-    """Return the path of the route that a request took, or would have taken if it had not been refused; empty: there is
-    none.
-    """
+    """Return the path of the route that a request matches, even if the request was refused; empty: none."""
     own, taken = scope["app"].routes, scope.get("route")
-    if taken not in own:  # it is none, or where the application is mounted
+    if taken not in own:  # None, or the mount in the outer application
         taken = next((route for route in own if route.matches(scope)[0] is not Match.NONE), None)
     return getattr(taken, "path", "")
 

@@ -1,8 +1,8 @@
-"""Brings grouped matrices into GGUF's blocks of 32, which the kernels for GPUs multiply.
+"""Converts grouped matrices to GGUF blocks of 32, which the GPU kernels multiply.
 
-Codes stay as they are: those of up to 4 bits in blocks of Q4_1, of 5 bits in Q5_1, int8 in Q8_0. Scales and minima are
-rounded to float16 and repeated for every 32 columns, so that 4 bits in groups of 128 take 5 bits of a weight and not
-4.25. Levels of 4 bits become int8 numbers, in blocks of Q8_0.
+Codes are unchanged: up to 4 bits in Q4_1 blocks, 5 bits in Q5_1, int8 in Q8_0. Scales and minima are rounded to float16
+and repeated for every 32 columns, so 4-bit codes in groups of 128 take 5 bits per weight instead of 4.25. Tables of 16
+levels become int8, in Q8_0 blocks.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix, even_level
 __all__ = ["as_blocks"]
 
 _WIDTH: Final = 32  # weights of a block
-# Of a number itself, two bits more than float16 rounds; of the largest of its row, for those that are subnormal there.
+# Allowed rounding errors: relative to the number itself, four times that of normal float16 numbers; or relative to the
+# largest of the row, for numbers that are subnormal in float16.
 _ROUNDING: Final = 2.0**-9
 _OF_LARGEST: Final = 2.0**-12
 
 
 def as_blocks(matrix: GroupedMatrix) -> BlockMatrix | None:
-    """Return a matrix in blocks on its own device; None: it does not fit any.
+    """Return a matrix in blocks on its own device, or None if no block type fits.
 
-    It has to have the columns of the input in their order, in whole blocks, a scale for each, codes as above, and
-    scales and minima that float16 can hold.
+    Columns must be in the input's order and a multiple of 32, groups must consist of whole blocks, codes must be as
+    above, and float16 must be able to hold scales and minima.
     """
     cols = matrix.shape[1]
     if matrix.order is not None or not cols or cols % _WIDTH or min(matrix.group_size, cols) % _WIDTH:
@@ -54,7 +55,7 @@ def as_blocks(matrix: GroupedMatrix) -> BlockMatrix | None:
 
 
 def _blocks(name: str, matrix: GroupedMatrix, numbers: list[Tensor], codes: Tensor) -> BlockMatrix | None:
-    """Put what groups have and the codes of their weights together; None: float16 cannot hold the numbers."""
+    """Write blocks of group numbers (scales, minima) and codes; return None if float16 cannot hold the numbers."""
     halves = [each.half() for each in numbers]
     if not all(_near(half.float(), each) for half, each in zip(halves, numbers, strict=True)):
         return None

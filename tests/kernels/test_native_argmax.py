@@ -9,7 +9,7 @@ import torch
 
 from native_weights import every_level, library, needs_library
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.native.likeliest import likeliest_tokens
+from paged_sdk.kernels.native.argmax import likeliest_tokens
 
 pytestmark = needs_library
 

@@ -1,4 +1,4 @@
-"""Finds the likeliest token of each row of logits in one native call."""
+"""Computes the argmax of each row of logits in one native call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["likeliest_tokens"]
 
 
 def likeliest_tokens(library: NativeLibrary, logits: Tensor, *, num_threads: int | None = None) -> Tensor:
-    """Return the column of each row's largest number, the lowest of equal ones.
+    """Return the column of each row's largest number; the lowest if several are equal.
 
     :param logits: float32 ``[num_rows, vocab_size]``; rows contiguous
     :param num_threads: torch's own number by default

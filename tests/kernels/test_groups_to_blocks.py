@@ -8,8 +8,8 @@ from attrs import evolve
 from torch import Tensor
 
 from grouped_weights import every_kind, quantized, random_codes
-from paged_sdk.kernels.quantized.grouped_blocks import as_blocks
 from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix
+from paged_sdk.kernels.quantized.groups_to_blocks import as_blocks
 from paged_sdk.quant.form import Form
 from paged_sdk.quant.forms.triton_blocks import TritonBlocks
 from paged_sdk.quant.policy import ExpertStack, NamedMatrix, Role, WeightPolicy
