@@ -30,7 +30,7 @@ from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.runner.device import choose_dtype
 from paged_sdk.system.processors import usable_processors
 from paged_sdk.weights.checkpoint import open_checkpoint
-from paged_sdk.weights.kept_weights import KeptWeights
+from paged_sdk.weights.quantized_cache import QuantizedCache
 
 __all__ = ["main"]
 
@@ -52,21 +52,21 @@ class _Times:
         return _Times(min(self.wall, other.wall), min(self.processors, other.processors))
 
 
-def _load(path: Path, workspace: Workspace, isq: IsqType | None, kept: Path | None) -> _Times:
+def _load(path: Path, workspace: Workspace, isq: IsqType | None, cached: Path | None) -> _Times:
     """Load a checkpoint.
 
-    :param kept: the cache file of quantized weights
+    :param cached: the cache file of quantized weights
     """
     dtype = choose_dtype("auto", _CPU)
     wall, processors = time.perf_counter(), time.process_time()
     checkpoint = open_checkpoint(path)
-    cache = None if kept is None else KeptWeights(kept, path.name)
+    cache = None if cached is None else QuantizedCache(cached, path.name)
     policy = WeightPolicy(
         keep_blocks=True,
         workspace=workspace,
         memory=LastingMemory(),
         isq=isq,
-        kept=None if cache is None else cache.kept,
+        cached=None if cache is None else cache.cached,
     )
     plan = plan_model(checkpoint.config, dtype)
     model = plan.load(
@@ -105,13 +105,13 @@ def main(
     best: dict[str, _Times] = {}
     quantized = IsqType.parse(isq) if isq else None
     with TemporaryDirectory() as directory:
-        kept = {path: Path(directory, f"{number}") for number, path in enumerate(checkpoints)}
+        cached = {path: Path(directory, f"{number}") for number, path in enumerate(checkpoints)}
         for path in checkpoints if isq else ():
-            _load(path, workspace, quantized, kept[path])
+            _load(path, workspace, quantized, cached[path])
         for _ in range(rounds):
             for path in checkpoints:
                 _read(path)
-                ways = {path.name: None, f"{path.name}, kept": kept[path]} if isq else {path.name: None}
+                ways = {path.name: None, f"{path.name}, cached": cached[path]} if isq else {path.name: None}
                 for way, file in ways.items():
                     found = _load(path, workspace, quantized, file)
                     best[way] = found.least(best.get(way, found))

@@ -23,7 +23,7 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.quantized.grouped_matrix import UnreadGroupedMatrix
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
 from paged_sdk.quant.isq import quantize_stored
-from paged_sdk.weights.kept_weights import KeptWeights, Quantized
+from paged_sdk.weights.quantized_cache import Quantized, QuantizedCache
 
 ROWS, COLS = 48, 256
 
@@ -63,8 +63,8 @@ def unmade(isq: IsqType) -> Quantized:
 
 
 def write(path: Path, isq: IsqType, identity: str = "one") -> torch.Tensor:
-    cache = KeptWeights(path, identity)
-    made = values(cache.kept("name", quantized(isq)))
+    cache = QuantizedCache(path, identity)
+    made = values(cache.cached("name", quantized(isq)))
     cache.close(is_complete=True)
     return made
 
@@ -74,8 +74,8 @@ def test_what_is_kept_is_what_was_made(isq: IsqType, tmp_path: Path) -> None:
     path = tmp_path / "kept"
     made = write(path, isq)
     assert torch.equal(made, values(quantized(isq)))
-    cache = KeptWeights(path, "one")
-    kept = cache.kept("name", unmade(isq))
+    cache = QuantizedCache(path, "one")
+    kept = cache.cached("name", unmade(isq))
     assert torch.equal(values(kept), made)
     # Rows in other parts than they were made in.
     assert torch.equal(values(kept, (0, 1, 20, 48)), made)
@@ -116,8 +116,8 @@ def test_what_is_damaged_is_made_anew(
     assert [says in record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [True]
     # A part that is damaged shows when it is read: the next start writes the file.
     assert torch.equal(write(path, IsqType.Q4K), made)
-    cache = KeptWeights(path, "one")
-    assert torch.equal(values(cache.kept("name", unmade(IsqType.Q4K))), made)
+    cache = QuantizedCache(path, "one")
+    assert torch.equal(values(cache.cached("name", unmade(IsqType.Q4K))), made)
     cache.close(is_complete=True)
 
 
@@ -143,14 +143,14 @@ def test_another_identity_replaces_the_file(tmp_path: Path, caplog: pytest.LogCa
     with caplog.at_level(logging.INFO, logger="paged_sdk"):
         write(path, IsqType.Q4K, "other")
     assert "of other weights or another version" in caplog.text
-    cache = KeptWeights(path, "other")
-    values(cache.kept("name", unmade(IsqType.Q4K)))
+    cache = QuantizedCache(path, "other")
+    values(cache.cached("name", unmade(IsqType.Q4K)))
     cache.close(is_complete=True)
 
 
 def test_a_loading_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    cache = KeptWeights(tmp_path / "kept", "one")
-    values(cache.kept("name", quantized(IsqType.Q4K)))
+    cache = QuantizedCache(tmp_path / "kept", "one")
+    values(cache.cached("name", quantized(IsqType.Q4K)))
     cache.close(is_complete=False)
     assert not os.listdir(tmp_path)
 
@@ -158,7 +158,7 @@ def test_a_loading_that_fails_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files without a name")
 def test_a_process_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     program = (
-        "import os, pathlib; from paged_sdk.weights.kept_weights import _NewFile; import torch; "
+        "import os, pathlib; from paged_sdk.weights.quantized_cache import _NewFile; import torch; "
         f"_NewFile(pathlib.Path({str(tmp_path / 'kept')!r})).written((0, 1), torch.zeros(4096).byte()); os._exit(130)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 130
@@ -167,7 +167,7 @@ def test_a_process_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
 
 @needs_library
 def test_a_file_system_without_files_that_have_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paged_sdk.weights.kept_weights._DESCRIPTORS", "/nowhere")
+    monkeypatch.setattr("paged_sdk.weights.quantized_cache._DESCRIPTORS", "/nowhere")
     test_what_is_kept_is_what_was_made(IsqType.Q4K, tmp_path)
     write(tmp_path / "kept", IsqType.Q4K, "other")
     test_a_loading_that_fails_leaves_nothing(tmp_path / "empty")
@@ -190,13 +190,13 @@ def test_a_disk_that_is_full_keeps_nothing_and_loading_goes_on(
 
 def test_a_name_that_cannot_be_keeps_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert torch.equal(write(tmp_path / ("a" * 300), IsqType.Q4K), values(quantized(IsqType.Q4K)))
-    assert "are not kept" in caplog.text
+    assert "are not cached" in caplog.text
 
 
 def test_a_directory_that_cannot_be_made_keeps_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     write(tmp_path / "file" / "kept", IsqType.Q4K)
-    assert "are not kept" in caplog.text
+    assert "are not cached" in caplog.text
 
 
 async def _logprobs(builder: TextModelBuilder) -> list[float]:
@@ -248,7 +248,7 @@ async def test_where_nothing_is_quantized_a_warning_says_that_nothing_is_kept(
     builder = TextModelBuilder(tiny.make_checkpoint("llama", tmp_path / "checkpoint")).with_force_cpu()
     with caplog.at_level(logging.WARNING, logger="paged_sdk"):
         await _logprobs(builder.with_isq_cache(directory))
-    assert f"Nothing is kept in {directory}" in caplog.text
+    assert f"Nothing is cached in {directory}" in caplog.text
     assert not directory.exists()
 
 

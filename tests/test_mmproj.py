@@ -267,6 +267,15 @@ def test_what_cannot_be_written(made: Callable[[str], Made], tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(changes)
 
 
+def test_frames_that_gguf_does_not_have(tmp_path: Path) -> None:
+    vision = {**VISION_FAMILIES["qwen2_vl"].config["vision_config"], "temporal_patch_size": 1}
+    make_vision_checkpoint("qwen2_vl", tmp_path / "model", vision_config=vision)
+    path = tmp_path / "model" / "model.safetensors"
+    with pytest.raises(CheckpointError, match=f"^{path}: tensor '.*': patches of 1 frames .* expected 2$") as caught:
+        paged_sdk.write_mmproj(tmp_path / "model", tmp_path / "mmproj.gguf")
+    assert caught.value.path == path
+
+
 def encoder_of(files: Made, mmproj: Path) -> Mmproj:
     source = GgufSource(files.model)
     source.close()
@@ -458,6 +467,11 @@ WRONG: Mapping[str, tuple[Callable[[Callable[[str], Made], Path], tuple[Path, Pa
         CheckpointError,
         r"for gemma3_text, and .* is 'llama'",
     ),
+    "positions in two dimensions": (
+        lambda made, path: (made("qwen2_vl").model, made("llava").mmproj),
+        CheckpointError,
+        r"for decoders without M-RoPE, and .* is 'qwen2_vl_text'",
+    ),
     "another size": (other_size, CheckpointError, "have 32 numbers, and those of .* 64"),
     "other layers": (other_layers, CheckpointError, "1 layers more, and .* 2 such"),
     "sounds": (sounds, UnsupportedArchitectureError, "'ultravox'"),
@@ -502,6 +516,11 @@ async def test_settings() -> None:
     with pytest.raises(ConfigError, match="with_mmproj"):
         GgufModelBuilder("model.gguf").with_mmproj("")
     builder = GgufModelBuilder("some/directory", ["model.gguf", "mmproj-F16.gguf"])
-    assert builder.source.filenames == ("model.gguf",)
+    assert builder.source.filename == "model.gguf"
     assert builder.source.mmproj == "mmproj-F16.gguf"
     assert builder.with_mmproj("other.gguf").source.mmproj == "other.gguf"
+    parts = ["m-00002-of-00002.gguf", "m-00001-of-00002.gguf"]
+    assert GgufModelBuilder("some/directory", [*parts, "mmproj.gguf"]).source.filename == parts[0]
+    for names in (["a.gguf", "b.gguf"], [parts[0], "b.gguf"], ["a.gguf", "mmproj-F16.gguf", "mmproj-F32.gguf"]):
+        with pytest.raises(ConfigError, match=r"filenames = .* expected one model .* and one image encoder"):
+            GgufModelBuilder("some/directory", names)

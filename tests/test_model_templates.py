@@ -87,7 +87,7 @@ async def idle(model: Model) -> None:
     """Wait until no thread of the model's renders."""
     template = model._preparer.text.template
     assert template is not None
-    while template._renderer._crew._num_lent:
+    while template._renderer._pool._num_lent:
         await anyio.sleep(0.01)
 
 

@@ -20,6 +20,7 @@ from paged_sdk.config.paged import PagedAttentionMeta
 from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import ConfigError
+from paged_sdk.weights.gguf.split import split_parts
 
 __all__ = [
     "GgufModelBuilder",
@@ -35,10 +36,20 @@ def _location(value: str | PathLike[str]) -> str:
 
 
 def _filenames(value: str | Iterable[str]) -> tuple[str, ...]:
-    names = as_tuple(value)
-    if not isinstance(names, tuple):
+    given = as_tuple(value)
+    if not isinstance(given, tuple):
         raise ConfigError.of("filenames", value, "names of files")
-    return tuple(path_text("filenames", name, "names of files") for name in names)
+    names = tuple(path_text("filenames", name, "names of files") for name in given)
+    for files in _models_and_encoders(names):
+        if not set(files) <= set(split_parts(files[0]) if files else ()):
+            raise ConfigError.of("filenames", names, "one model (all its parts, if it is split) and one image encoder")
+    return names
+
+
+def _models_and_encoders(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Divide GGUF files, by their names, into those of models and those of image encoders."""
+    encoders = [name for name in names if is_encoder_name(name)]
+    return [name for name in names if name not in encoders], encoders
 
 
 def _encoder(value: str | PathLike[str] | None) -> str | None:
@@ -334,9 +345,10 @@ class GgufModelBuilder(_ModelBuilder):
     or in ``filenames``, or the only one in the directory. Images need ``pip install 'paged-sdk[vision]'``.
 
     :param dir_or_repo: a GGUF file, a directory with GGUF files, or a Hub id, such as ``repo:Q4_K_M``
-    :param filenames: which files of the directory or repository; empty: the only model in it
-    :param mmproj: the image encoder's file, as for :meth:`with_mmproj`
-    :raises ConfigError: for anything but a path or an id
+    :param filenames: the model's file in the directory or repository, or parts of a split model (one is enough), and
+        perhaps its image encoder's file; empty: the only model there
+    :param mmproj: the image encoder's file, as for :meth:`with_mmproj`; it takes precedence over one in ``filenames``
+    :raises ConfigError: for anything but a path or an id, or if ``filenames`` name more than one model or encoder
     """
 
     dir_or_repo: str = field(converter=_location)
@@ -345,12 +357,12 @@ class GgufModelBuilder(_ModelBuilder):
 
     @property
     def source(self) -> ModelSource:
-        named = [name for name in self.filenames if is_encoder_name(name)]
+        models, encoders = _models_and_encoders(self.filenames)
         return ModelSource(
             location=self.dir_or_repo,
-            filenames=tuple(name for name in self.filenames if name not in named),
+            filename=next(iter(models), None),
             gguf=True,
-            mmproj=self.mmproj or next(iter(named), None),
+            mmproj=self.mmproj or next(iter(encoders), None),
         )
 
     def with_mmproj(self, path: str | PathLike[str]) -> Self:

@@ -96,6 +96,17 @@ def test_qwen2_moe_comes_back(tmp_path: Path) -> None:
         assert torch.equal(read.tensor(name, torch.float32, CPU), own), name
 
 
+def test_missing_experts_are_an_error_that_names_the_checkpoint(tmp_path: Path) -> None:
+    directory = make_qwen2_moe(tmp_path / "model")
+    tensors = load_file(directory / "model.safetensors")
+    left = {name: each for name, each in tensors.items() if not (".layers.1." in name and ".experts.3." in name)}
+    assert len(left) < len(tensors)
+    save_file(left, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"^{directory}: there are 3 of the 4 experts of 'blk\.1\.") as caught:
+        write_gguf(directory, tmp_path / "m.gguf")
+    assert caught.value.path == directory
+
+
 def test_an_output_projection_of_its_own_that_the_config_ties(tmp_path: Path) -> None:
     directory = make_checkpoint("llama", tmp_path / "model", tie_word_embeddings=False)
     config = json.loads((directory / "config.json").read_text()) | {"tie_word_embeddings": True}
@@ -477,6 +488,6 @@ class TestTokenizers:
             [pre_tokenizers.Split(Regex("[aeiou]"), behavior="isolated"), pre_tokenizers.ByteLevel(use_regex=False)]
         )
         backend.save(str(directory / "tokenizer.json"))
-        with pytest.raises(CheckpointError, match="cuts words in a way that has no name"):
+        with pytest.raises(CheckpointError, match="no name for its pre-tokenizer"):
             write_gguf(directory, tmp_path / "m.gguf")
         assert names_in(tmp_path) == ["model"]

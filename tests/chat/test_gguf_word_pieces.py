@@ -109,10 +109,10 @@ def test_files_that_name_no_marks_have_googles() -> None:
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"unknown_token_id": None}, "which tokens stand for unknown words"),
-        ({"bos_token_id": None}, "and around a text"),
-        ({"seperator_token_id": None}, "and around a text"),
-        ({"seperator_token_id": 5000}, "seperator_token_id = 5000 is no token"),
+        ({"unknown_token_id": None}, "which token stands for unknown words"),
+        ({"bos_token_id": None}, "before and after a text"),
+        ({"seperator_token_id": None}, "before and after a text"),
+        ({"seperator_token_id": 5000}, "seperator_token_id = 5000 is not a token id"),
         ({"normalizer__lowercase": 3}, r"normalizer\.lowercase = 3: expected true or false"),
         ({"tokens": ["▁a", "[UNK]", "##a", "[SEP]", "##"], "token_type": [1, 3, 3, 3, 3]}, None),
         ({"tokens": ["a", "[UNK]", "##a", "[SEP]"], "token_type": [1, 3, 3, 3]}, "'##a' more than once"),

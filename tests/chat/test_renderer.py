@@ -154,7 +154,7 @@ def test_a_bomb_holds_up_nobody_else(renderer: Renderer) -> None:
 
 def wait_until_lent(renderer: Renderer, number: int) -> None:
     """Wait until so many renderings have a process."""
-    while renderer._crew._num_lent < number:
+    while renderer._pool._num_lent < number:
         time.sleep(0.001)
 
 

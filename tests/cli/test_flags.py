@@ -239,6 +239,7 @@ def test_gguf_is_recognized(command_line: CommandLine, tmp_path: Path) -> None:
         directory.mkdir()
     (plain / "config.json").touch()
     (gguf / "model.gguf").touch()
+    parts = ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"]
     for arguments, expected in (
         (["-m", "some/model"], TextModelBuilder("some/model")),
         (["-m", str(plain)], TextModelBuilder(plain)),
@@ -247,7 +248,7 @@ def test_gguf_is_recognized(command_line: CommandLine, tmp_path: Path) -> None:
         (["-m", "some/model:Q4_K_M"], GgufModelBuilder("some/model:Q4_K_M")),
         (["-m", "some/model", "--format", "gguf"], GgufModelBuilder("some/model")),
         (["-m", "some/model", "-f", "a.gguf"], GgufModelBuilder("some/model", ["a.gguf"])),
-        (["-m", str(plain), "-f", "a.gguf", "-f", "b.gguf"], GgufModelBuilder(plain, ["a.gguf", "b.gguf"])),
+        (["-m", str(plain), "-f", parts[0], "-f", parts[1]], GgufModelBuilder(plain, parts)),
         (["-m", str(gguf), "--format", "plain"], TextModelBuilder(gguf)),
     ):
         builder, _, _ = command_line.parsed("Hello!", *arguments)

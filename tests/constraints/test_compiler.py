@@ -95,6 +95,42 @@ def test_keywords_that_cannot_be_enforced_are_named(compiler: GrammarCompiler, k
 
 
 @pytest.mark.parametrize(
+    ("schema", "position"),
+    [
+        ({"anyOf": [{"type": "object", "additionalProperties": False}], "allOf": [False]}, "/allOf/0"),
+        ({"properties": {"a": False}, "allOf": [False]}, "/allOf/0"),
+        ({"allOf": [{"anyOf": [False, {"type": "string"}]}, False]}, "/allOf/1"),
+        ({"anyOf": [{"allOf": [False]}, False]}, "/anyOf/0/allOf/0"),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a": False, "a/b": False}}, "/$defs/a~1b"),
+        ({"$ref": "#/$defs/b", "$defs": {"a": False, "b": {"allOf": [{"type": "string"}, False]}}}, "/$defs/b/allOf/1"),
+    ],
+)
+def test_the_false_schema_that_no_value_fits_is_located(
+    compiler: GrammarCompiler, schema: dict[str, Any], position: str
+) -> None:
+    with pytest.raises(ConstraintError, match="schema is false") as raised:
+        compiler.compile(Constraint.json_schema(schema))
+    assert (raised.value.keyword, raised.value.position) == ("false", position)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "position"),
+    [
+        ({"oneOf": [{"type": "integer"}, {"type": "string", "format": "iri"}]}, "format", "/oneOf/1"),
+        ({"oneOf": [False]}, "false", "/oneOf/0"),
+        # llguidance gets a minimum in its place.
+        ({"type": "number", "exclusiveMinimum": 3, "maximum": 1}, "minimum", ""),
+    ],
+)
+def test_problems_are_located_in_the_schema_as_it_was_given(
+    compiler: GrammarCompiler, schema: dict[str, Any], keyword: str, position: str
+) -> None:
+    with pytest.raises(ConstraintError) as raised:
+        compiler.compile(Constraint.json_schema(schema))
+    assert (raised.value.keyword, raised.value.position) == (keyword, position)
+
+
+@pytest.mark.parametrize(
     ("constraint", "reason"),
     [
         (Constraint.json_schema({"oneOf": [{"type": "string"}, {"maxLength": 3}]}), "oneOf"),
@@ -106,8 +142,8 @@ def test_keywords_that_cannot_be_enforced_are_named(compiler: GrammarCompiler, k
         (Constraint.json_schema({"$ref": "#"}), "no text"),
         (Constraint.json_schema({"minimum": 3, "maximum": 1, "type": "integer"}), "nsatisfiable"),
         (Constraint.json_schema("[1]"), "is a list"),
-        (Constraint.json_schema("{"), "no JSON"),
-        (Constraint.json_schema("[" * 100_000), "no JSON"),
+        (Constraint.json_schema("{"), "not valid JSON"),
+        (Constraint.json_schema("[" * 100_000), "not valid JSON"),
         (Constraint.regex("(a"), "unclosed group"),
         (Constraint.regex("a(?!b)"), "look-around"),
         (Constraint.lark("start: nothing"), "unknown name"),

@@ -14,11 +14,12 @@ import pytest
 from test_compiler import BYTES, accepts
 
 from paged_sdk import Constraint, ConstraintError
-from paged_sdk.constraints import json_schema
+from paged_sdk.constraints import schema_parts
 from paged_sdk.constraints.alternatives import Alternatives
 from paged_sdk.constraints.compiler import GrammarCompiler
 from paged_sdk.constraints.endless import endless_reference
-from paged_sdk.constraints.json_schema import Problem, _references, read_schema, schemas_in
+from paged_sdk.constraints.json_schema import Problem, _references, read_schema
+from paged_sdk.constraints.schema_parts import schemas_in
 from paged_sdk.types.patterns import portable_pattern
 
 
@@ -128,7 +129,7 @@ def test_refusals_name_the_keyword(compiler: GrammarCompiler, schema: Any, keywo
 
 @pytest.mark.parametrize("text", ["NaN", '{"minimum": NaN}', '{"maximum": -Infinity}'])
 def test_what_only_python_takes_for_json_is_refused(compiler: GrammarCompiler, text: str) -> None:
-    with pytest.raises(ConstraintError, match="no number of JSON"):
+    with pytest.raises(ConstraintError, match="JSON has no number"):
         compiler.compile(Constraint.json_schema(text))
 
 
@@ -231,6 +232,10 @@ ENDLESS: Final[dict[str, tuple[Any, str | None]]] = {
     "a list": ({"anyOf": [{}, {"$ref": "#/$defs/link"}], "$defs": {"link": PAIR}}, "/anyOf/1"),
     "the whole": ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "/items"),
     "in two steps": ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/link"}]}, "link": LINK}}, ""),
+    "nobody's beside the whole": (
+        {"properties": {"child": {"$ref": "#"}}, "$defs": {"link": LINK}},
+        None,
+    ),
     "nobody's": ({"type": "null", "$defs": {"link": LINK}}, None),
     "not required": ({"$ref": "#/$defs/link", "$defs": {"link": {**LINK, "required": []}}}, None),
     "no object": ({"$ref": "#/$defs/link", "$defs": {"link": {**LINK, "type": ["object", "null"]}}}, None),
@@ -270,6 +275,11 @@ def test_the_text_of_an_error_holds_no_long_name(compiler: GrammarCompiler) -> N
         assert len(str(raised.value)) < 500
 
 
+def test_the_document_itself_may_be_an_alternative(compiler: GrammarCompiler) -> None:
+    schema = {"type": "object", "properties": {"next": {"oneOf": [{"type": "null"}, {"$ref": "#"}]}}}
+    compiler.compile(Constraint.json_schema(schema))
+
+
 def test_comparing_alternatives_takes_bounded_time(compiler: GrammarCompiler) -> None:
     """Each of 30 definitions leads to all others, in the first ones of which no end would be found."""
     names = [f"#/$defs/{number}" for number in range(30)]
@@ -285,7 +295,7 @@ def test_places_below_a_long_name_take_little_memory() -> None:
     tracemalloc.start()
     try:
         places = [place for place, _ in schemas_in(schema)]
-        made = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, json_schema.__file__)])
+        made = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, schema_parts.__file__)])
     finally:
         tracemalloc.stop()
     assert len(places) == 5_002

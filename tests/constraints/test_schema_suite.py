@@ -23,7 +23,7 @@ from test_compiler import BYTES, accepts
 from paged_sdk import Constraint, ConstraintError
 from paged_sdk.constraints.compiler import GrammarCompiler
 from paged_sdk.constraints.grammar import Grammar
-from paged_sdk.constraints.json_schema import schemas_in
+from paged_sdk.constraints.schema_parts import schemas_in
 
 _PATH: Final = Path(__file__).parent / "json_schema_test_suite" / "cases.jsonl"
 _DRAFTS: Final = {7: "http://json-schema.org/draft-07/schema#", 2020: "https://json-schema.org/draft/2020-12/schema"}

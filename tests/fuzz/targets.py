@@ -258,10 +258,10 @@ def _load_gguf(directory: Path) -> None:
 def _load_imatrix(directory: Path) -> None:
     matrix = read_importance(directory / "imatrix")
     for name, sums in matrix.sums.items():
-        found = matrix.of(name, len(sums), sums.shape[1])
+        found = matrix.column_weights(name, len(sums), sums.shape[1])
         assert found is not None
         assert bool((found.isfinite() & (found > 0)).all())
-    matrix.must_fit({name: squares.shape for name, squares in _SQUARES.items()}, list(_SQUARES))
+    matrix.check_model({name: squares.shape for name, squares in _SQUARES.items()}, list(_SQUARES))
     matrix.plus(matrix)
 
 

@@ -15,9 +15,9 @@ from drafting import NoDrafts, drafting_model
 from paged_sdk import Constraint, Model, SamplingParams, TextModelBuilder
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
+from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.runner.draft_model import FIRST_CHUNK, DraftModel
 from paged_sdk.runner.live_compilations import LiveCompilations
-from paged_sdk.sampling.truncation import NOT_DRAWN
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.types.step import StepRow

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.sampling.candidates import argmax, likeliest, likeliest_from, select_rows
-from paged_sdk.sampling.truncation import NOT_DRAWN, draw_greedy
+from paged_sdk.sampling.truncation import draw_greedy
 
 
 def in_order(row: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:

@@ -60,8 +60,12 @@ def test_a_token_that_is_allowed_needs_no_mask_and_none_is_chosen_otherwise(plac
     settings = [SamplingParams(temperature=0.0, seed=0), SamplingParams(top_k=1, temperature=2.0, seed=1)]
     requests = [evolve(make_request(params), grammar=grammar) for params in settings]
     samplers = [
-        Sampler(len(TOKENS), torch.device("cpu"), default_processors(len(TOKENS), lambda text: [], ahead=ahead))
-        for ahead in (True, False)
+        Sampler(
+            len(TOKENS),
+            torch.device("cpu"),
+            default_processors(len(TOKENS), lambda text: [], prepare_all_masks=prepare_all_masks),
+        )
+        for prepare_all_masks in (True, False)
     ]
     counts = []
     for sampler in samplers:
@@ -90,14 +94,18 @@ def test_a_token_that_is_allowed_needs_no_mask_and_none_is_chosen_otherwise(plac
     assert 0 < counts[1].num < counts[0].num
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_a_stop_token_ends_no_text_in_the_middle_of_its_sentence(*, ahead: bool) -> None:
+@pytest.mark.parametrize("prepare_all_masks", [True, False])
+def test_a_stop_token_ends_no_text_in_the_middle_of_its_sentence(*, prepare_all_masks: bool) -> None:
     """Neither where it is the only one that may follow, and so needs no logits."""
     stop = TOKENS.index(b"H")
     params = SamplingParams(temperature=0.0, seed=0, stop_token_ids=(stop,))
     request = make_request(params, stop_token_ids=frozenset({2, stop}))
     request = evolve(request, grammar=make_grammar(Constraint.regex("DFHJ"), TOKENS))
-    sampler = Sampler(len(TOKENS), torch.device("cpu"), default_processors(len(TOKENS), lambda text: [], ahead=ahead))
+    sampler = Sampler(
+        len(TOKENS),
+        torch.device("cpu"),
+        default_processors(len(TOKENS), lambda text: [], prepare_all_masks=prepare_all_masks),
+    )
     output: list[int] = []
     for _ in range(2):
         output += sampled(sampler, [make_row(request, output)], seed=0)[0]

@@ -192,3 +192,16 @@ def test_a_processor_of_ones_own_in_the_list() -> None:
         prepared = sampler.prepare([make_row(request, [0] * length)])
         assert prepared.is_plain == (length == 2)
         assert sampler.sample(logits.clone(), prepared).token_ids == [[expected]]
+
+
+def test_a_part_of_mixed_rows_is_plain_if_its_rows_are() -> None:
+    sampler = Sampler(VOCAB_SIZE, CPU, PROCESSORS)
+    greedy, drawing = (
+        make_request(SamplingParams.deterministic()),
+        make_request(SamplingParams(temperature=1.0, seed=0)),
+    )
+    prepared = sampler.prepare([make_row(greedy, seq_id=0), make_row(drawing, seq_id=1), make_row(greedy, seq_id=2)])
+    assert not prepared.is_plain
+    assert prepared.part([0, 2]).is_plain
+    assert not prepared.part([1]).is_plain
+    assert not prepared.part([1, 2]).is_plain

@@ -12,8 +12,10 @@ from attrs import evolve
 from rows import make_grammar, make_request, make_row
 
 from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.sampling.constraint import Constraints
 from paged_sdk.sampling.processors import default_processors
+from paged_sdk.sampling.proposals import Proposals
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.types.constraint import Constraint
 
@@ -43,9 +45,13 @@ PLACES: Final = {
 }
 
 
-def make_sampler(*, ahead: bool) -> Sampler:
+def make_sampler(*, prepare_all_masks: bool) -> Sampler:
     vocab_size = len(TOKENS)
-    return Sampler(vocab_size, torch.device("cpu"), default_processors(vocab_size, lambda text: [], ahead=ahead))
+    return Sampler(
+        vocab_size,
+        torch.device("cpu"),
+        default_processors(vocab_size, lambda text: [], prepare_all_masks=prepare_all_masks),
+    )
 
 
 def expected(logits: torch.Tensor, params: SamplingParams) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -68,7 +74,7 @@ def test_distribution_is_that_of_masked_logits(name: str, place: str) -> None:
     for token, value in PLACES[place].items():
         logits[token] = value
     request = evolve(make_request(evolve(SETTINGS[name], seed=11)), grammar=GRAMMAR)
-    sampler = make_sampler(ahead=False)
+    sampler = make_sampler(prepare_all_masks=False)
     row = make_row(request, num_samples=NUM_TEXTS)
     sampled = sampler.sample(logits[None].clone(), sampler.prepare([row])).token_ids[0]
     counts, chances = np.bincount(sampled, minlength=len(TOKENS)), expected(logits, SETTINGS[name])
@@ -85,7 +91,7 @@ def test_distribution_is_that_of_masked_logits(name: str, place: str) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tokens_do_not_depend_on_when_a_mask_is_made(name: str) -> None:
     rng = random.Random(name)
-    samplers = [make_sampler(ahead=ahead) for ahead in (True, False)]
+    samplers = [make_sampler(prepare_all_masks=prepare_all_masks) for prepare_all_masks in (True, False)]
     fills = [0, 0]
     for which, sampler in enumerate(samplers):
         constraints = sampler._processors[-1]
@@ -106,7 +112,7 @@ def test_tokens_do_not_depend_on_when_a_mask_is_made(name: str) -> None:
         found = [each.sample(alone.clone(), each.prepare(rows)).token_ids for each in samplers]
         # Drafts have masks of all their positions made at once.
         drafted = make_row(request, [*output, rng.choice(ALLOWED)], seq_id=text)
-        sampler = make_sampler(ahead=False)
+        sampler = make_sampler(prepare_all_masks=False)
         both = sampler.sample(alone.repeat(2, 1), sampler.prepare([*rows, drafted])).token_ids
         assert found[0] == found[1] == both[:1]
     assert fills[0] == NUM_PLACES
@@ -118,7 +124,7 @@ def test_the_likeliest_tokens_are_asked_for_one_after_the_other() -> None:
     for rank, token in enumerate([11, 12, 13, 7, 3]):
         logits[token] = 9.0 - rank
     request = evolve(make_request(SamplingParams(temperature=0.0, seed=0)), grammar=GRAMMAR)
-    sampler = make_sampler(ahead=False)
+    sampler = make_sampler(prepare_all_masks=False)
     constraints = sampler._processors[-1]
     assert isinstance(constraints, Constraints)
     prepared = sampler.prepare([make_row(request)])
@@ -129,3 +135,15 @@ def test_the_likeliest_tokens_are_asked_for_one_after_the_other() -> None:
     prepared = sampler.prepare([make_row(request)])
     assert sampler.sample(logits[None].clone(), prepared).token_ids == [[3]]
     assert [change.mask for _, change in prepared.changes[-1]] != [None]
+
+
+def test_nothing_is_proposed_to_a_row_without_a_finite_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device's argmax returns NOT_DRAWN for such a row, which is not an index."""
+    request = evolve(make_request(SamplingParams(temperature=0.0, seed=0)), grammar=GRAMMAR)
+    sampler = make_sampler(prepare_all_masks=False)
+    rows = [make_row(request)]
+    changes = sampler.prepare(rows).changes[-1]
+    logits = torch.arange(len(TOKENS), dtype=torch.float32)[None]
+    logits[0, 11] = torch.inf
+    monkeypatch.setattr("paged_sdk.sampling.proposals.argmax", lambda logits: np.array([NOT_DRAWN]))
+    assert not Proposals(logits, rows, sampler._processors[-1], changes).taken

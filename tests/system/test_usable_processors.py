@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paged_sdk.system.processors import kept_on, numa_nodes, usable_processors
+from paged_sdk.system.processors import numa_nodes, pinned_thread, usable_processors
 
 
 @pytest.fixture(autouse=True)
@@ -80,8 +80,8 @@ def test_a_thread_is_kept_on_processors_within_a_block(monkeypatch: pytest.Monke
     monkeypatch.undo()
     before = os.sched_getaffinity(0)
     one = {min(before)}
-    with kept_on(one):
+    with pinned_thread(one):
         assert os.sched_getaffinity(0) == one
         assert usable_processors() == 1
-    with kept_on(None):
+    with pinned_thread(None):
         assert os.sched_getaffinity(0) == before

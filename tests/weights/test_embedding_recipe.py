@@ -17,6 +17,7 @@ from paged_sdk.weights.embedding_recipe import read_recipe
 
 MEAN = {"pooling_mode_mean_tokens": True}
 KINDS = ("Transformer", "Pooling")
+HIDDEN = 2
 
 
 class NoSource:
@@ -28,7 +29,7 @@ class NoSource:
 
 def read(directory: Path, *, metadata: dict[str, Any] | None = None) -> EmbeddingRecipe:
     source: Any = NoSource()
-    return read_recipe(Checkpoint(path=directory, config={}, source=source, metadata=metadata))
+    return read_recipe(Checkpoint(path=directory, config={}, source=source, metadata=metadata), HIDDEN)
 
 
 def write(directory: Path, files: dict[str, Any]) -> None:
@@ -58,6 +59,7 @@ def test_a_checkpoint_that_says_nothing(tmp_path: Path) -> None:
         {"modules.json": [{"type": "x.Transformer", "path": "/etc"}]},
         {"modules.json": [{"type": "x.Transformer", "path": 3}]},
         {"modules.json": modules("Pooling")},
+        {"modules.json": modules(*KINDS, *["Normalize"] * 15), "Pooling/config.json": MEAN},
         {"modules.json": modules(*KINDS), "Pooling/config.json": "[]"},
         {
             "modules.json": modules(*KINDS),
@@ -107,6 +109,15 @@ def test_one_pooling_in_a_list_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kinds", "kind"), [(("Transformer", "Dense", "Pooling"), "Dense"), ((*KINDS, "Pooling"), "Pooling")]
+)
+def test_modules_at_other_places_are_named(kinds: tuple[str, ...], kind: str, tmp_path: Path) -> None:
+    """A dense layer before the pooling computes on the vectors of tokens, and need not be linear."""
+    write(tmp_path, {"modules.json": modules(*kinds), "Pooling/config.json": MEAN, "Dense/config.json": {}})
+    assert f"a module '{kind}'" in (read(tmp_path).why_not or "")
+
+
+@pytest.mark.parametrize(
     ("settings", "tensors", "why_not"),
     [
         ({"activation_function": "torch.nn.modules.activation.ReLU"}, {}, "ReLU"),
@@ -114,6 +125,7 @@ def test_one_pooling_in_a_list_is_one(tmp_path: Path) -> None:
         ({"activation_function": "torch.nn.Tanh"}, {"linear.weight": (3,)}, None),
         ({"activation_function": "torch.nn.Tanh"}, {"linear.weight": (3, 2), "linear.bias": (2,)}, None),
         ({"activation_function": "torch.nn.Tanh"}, {"linear.bias": (2,)}, None),
+        ({"activation_function": "torch.nn.Tanh"}, {"linear.weight": (3, HIDDEN + 1)}, None),
     ],
 )
 def test_dense_layers_that_cannot_be_used(
@@ -132,5 +144,5 @@ def test_dense_layers_that_cannot_be_used(
 
 @pytest.mark.parametrize("value", [-1, 5, 2.5, "mean", True, [1]])
 def test_gguf_poolings_that_there_are_not(value: object, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"llama\.pooling_type"):
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}: llama\.pooling_type"):
         read(tmp_path, metadata={"general.architecture": "llama", "llama.pooling_type": value})

@@ -167,13 +167,15 @@ def test_layers_of_the_pooled_vector_are_read(tmp_path: Path) -> None:
     hidden, wide = 32, 48
     weights = [np.random.default_rng(0).standard_normal(shape, np.float32) for shape in ((wide, hidden), (8, wide))]
     source: Any = _Tensors({"dense_2.weight": weights[0], "dense_3.weight": weights[1]})
-    metadata = {"general.architecture": "gemma-embedding", "gemma-embedding.pooling_type": 1}
-    recipe = _recipe(source, metadata | {"gemma-embedding.embedding_length": hidden})
+    recipe = _recipe(source, hidden)
     assert recipe.pooling == "mean"
     for layer, weight in zip(recipe.dense, weights, strict=True):
         np.testing.assert_array_equal(layer.weight, weight)
-    with pytest.raises(CheckpointError, match=r"shapes \[\[48, 32\], \[8, 48\]\], which do not fit"):
-        _recipe(source, metadata | {"gemma-embedding.embedding_length": 16})
+    with pytest.raises(CheckpointError, match=r"model\.gguf: dense_2\.weight has shape .* expected rows of 16"):
+        _recipe(source, 16)
+    source["dense_3.weight"] = weights[0]
+    with pytest.raises(CheckpointError, match=r"dense_3\.weight has shape \[48, 32\]: expected rows of 48"):
+        _recipe(source, hidden)
 
 
 class _Tensors(dict[str, Any]):
@@ -183,10 +185,12 @@ class _Tensors(dict[str, Any]):
         return torch.from_numpy(self[name]).to(device, dtype)
 
 
-def _recipe(source: Any, metadata: dict[str, Any]) -> EmbeddingRecipe:
+def _recipe(source: Any, hidden_size: int) -> EmbeddingRecipe:
     from paged_sdk.weights.checkpoint import Checkpoint
 
-    return read_recipe(Checkpoint(path=Path("model.gguf"), config={}, source=source, metadata=metadata))
+    metadata = {"general.architecture": "gemma-embedding", "gemma-embedding.pooling_type": 1}
+    checkpoint = Checkpoint(path=Path("model.gguf"), config={}, source=source, metadata=metadata)
+    return read_recipe(checkpoint, hidden_size)
 
 
 def test_tables_of_encoders_stay_exact_where_files_are_quantized(tmp_path: Path) -> None:

@@ -93,6 +93,16 @@ def test_the_rows_of_two_answers_become_one(quantization: str, tmp_path: Path) -
     torch.testing.assert_close(source.matrix("score.weight").decoded(), (first - second)[None], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("shape", [(2,), (2, 1, 32)])
+def test_the_rows_of_two_answers_must_make_a_matrix(shape: tuple[int, ...], tmp_path: Path) -> None:
+    metadata = {key.replace("llama.", "qwen3."): value for key, value in LLAMA.items()}
+    tensors = llama_tensors() | {"cls.output.weight": np.zeros(shape, np.float32)}
+    path = write_gguf(tmp_path / "model.gguf", metadata, tensors, architecture="qwen3")
+    with pytest.raises(CheckpointError, match=r"cls\.output\.weight.* is no matrix") as caught:
+        GgufSource(path)
+    assert caught.value.path == path
+
+
 def test_tensors_own_their_memory(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf")
     source = GgufSource(path)

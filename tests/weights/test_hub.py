@@ -138,11 +138,11 @@ class TestLocal:
     def test_what_is_said_of_a_path_is_used_or_refused(self, tmp_path: Path) -> None:
         file = tmp_path / "m.gguf"
         file.touch()
-        assert resolve_model(file, filenames=["m.gguf"]) == file
+        assert resolve_model(file, filename="m.gguf") == file
         with pytest.raises(
             ModelLoadError, match=r"m\.gguf is a file, but 'other\.gguf' names a file within a directory"
         ):
-            resolve_model(file, filenames=["other.gguf"])
+            resolve_model(file, filename="other.gguf")
         for path in (file, tmp_path, f"{tmp_path}:Q8_0"):
             with pytest.raises(
                 ConfigError, match=r"with_hf_revision = 'main' is not allowed: expected none: .* is a path"
@@ -153,15 +153,15 @@ class TestLocal:
         for name in GGUFS:
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).touch()
-        assert resolve_model(tmp_path, filenames=["tiny-Q8_0.gguf"]) == tmp_path / "tiny-Q8_0.gguf"
+        assert resolve_model(tmp_path, filename="tiny-Q8_0.gguf") == tmp_path / "tiny-Q8_0.gguf"
         assert resolve_model(f"{tmp_path}:q4_k_m") == tmp_path / "tiny-Q4_K_M.gguf"
         assert resolve_model(f"{tmp_path}:iq4_xs", gguf=True) == tmp_path / "tiny.IQ4_XS.gguf"
         second = "big/tiny-F16-00002-of-00002.gguf"
-        assert resolve_model(tmp_path, filenames=[second]) == tmp_path / "big/tiny-F16-00001-of-00002.gguf"
+        assert resolve_model(tmp_path, filename=second) == tmp_path / "big/tiny-F16-00001-of-00002.gguf"
         with pytest.raises(ModelLoadError, match=r"more than one GGUF file.*tiny-Q4_K_M\.gguf, tiny-Q8_0\.gguf"):
             resolve_model(tmp_path)
         with pytest.raises(ModelLoadError, match=r"no file 'other\.gguf'; available:"):
-            resolve_model(tmp_path, filenames=["other.gguf"])
+            resolve_model(tmp_path, filename="other.gguf")
         for quantization in ("Q5_K_M", "Q4_K", "4_K_M", "8_0"):
             with pytest.raises(ModelLoadError, match=f"no GGUF file of quantization '{quantization}'; available:"):
                 resolve_model(f"{tmp_path}:{quantization}")
@@ -197,22 +197,22 @@ class TestHub:
         assert (call["repo_id"], call["revision"], call["token"]) == ("org/tiny", "v1", "secret")
 
     @pytest.mark.parametrize(
-        ("model", "filenames", "expected"),
+        ("model", "filename", "expected"),
         [
-            ("org/tiny:Q4_K_M", (), ["tiny-Q4_K_M.gguf"]),
-            ("org/tiny:q8_0", (), ["tiny-Q8_0.gguf"]),
-            ("org/tiny:f16", (), ["big/tiny-F16-00001-of-00002.gguf", "big/tiny-F16-00002-of-00002.gguf"]),
-            ("org/tiny", ["tiny.IQ4_XS.gguf"], ["tiny.IQ4_XS.gguf"]),
+            ("org/tiny:Q4_K_M", None, ["tiny-Q4_K_M.gguf"]),
+            ("org/tiny:q8_0", None, ["tiny-Q8_0.gguf"]),
+            ("org/tiny:f16", None, ["big/tiny-F16-00001-of-00002.gguf", "big/tiny-F16-00002-of-00002.gguf"]),
+            ("org/tiny", "tiny.IQ4_XS.gguf", ["tiny.IQ4_XS.gguf"]),
             (
                 "org/tiny",
-                ["big/tiny-F16-00002-of-00002.gguf"],
+                "big/tiny-F16-00002-of-00002.gguf",
                 ["big/tiny-F16-00001-of-00002.gguf", "big/tiny-F16-00002-of-00002.gguf"],
             ),
         ],
     )
-    def test_gguf(self, hub: Callable[..., FakeHub], model: str, filenames: Sequence[str], expected: list[str]) -> None:
+    def test_gguf(self, hub: Callable[..., FakeHub], model: str, filename: str | None, expected: list[str]) -> None:
         fake = hub(GGUFS)
-        assert resolve_model(model, filenames=filenames) == fake.cache / expected[0]
+        assert resolve_model(model, filename=filename) == fake.cache / expected[0]
         assert fake.cached() == set(expected)
         assert [call["repo_id"] for call in fake.calls] == ["org/tiny"]
 
@@ -227,11 +227,12 @@ class TestHub:
         with pytest.raises(ModelLoadError, match=r"no GGUF file of quantization 'Q2_K'; available: .*tiny-Q8_0\.gguf"):
             resolve_model("org/tiny:Q2_K")
         with pytest.raises(ModelLoadError, match=r"no file 'nope\.gguf'; available: .*tiny-Q8_0\.gguf"):
-            resolve_model("org/tiny", filenames=["nope.gguf"])
+            resolve_model("org/tiny", filename="nope.gguf")
 
-    def test_pickles_are_not_even_downloaded(self, hub: Callable[..., FakeHub]) -> None:
-        fake = hub(("config.json", "pytorch_model.bin"))
-        with pytest.raises(ModelLoadError, match=r"only pytorch_model\.bin, a pickle"):
+    @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pkl", "model.pth"])
+    def test_pickles_are_not_even_downloaded(self, name: str, hub: Callable[..., FakeHub]) -> None:
+        fake = hub(("config.json", name))
+        with pytest.raises(ModelLoadError, match=f"only {name}, a pickle"):
             resolve_model("org/tiny")
         assert fake.cached() == {"config.json"}
 

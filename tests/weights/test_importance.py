@@ -49,23 +49,23 @@ def test_both_forms_say_the_same(form: str, tmp_path: Path) -> None:
     path = tmp_path / f"m.{form}"
     path.write_bytes(legacy()) if form == "dat" else write_gguf(path)
     importance = read_importance(path)
-    dense = importance.of(DENSE, 1, 4)
+    dense = importance.column_weights(DENSE, 1, 4)
     assert dense is not None
     torch.testing.assert_close(dense, torch.tensor([[1 / 3, 2 / 3, 3.0, 1e-3]]))  # none is without any
-    experts = importance.of(EXPERTS, 3, 2)
+    experts = importance.column_weights(EXPERTS, 3, 2)
     assert experts is not None
     torch.testing.assert_close(experts, torch.tensor([[4 / 3, 2 / 3], [1.0, 1.0], [0.5, 1.5]]))
-    assert importance.of("blk.0.attn_k.weight", 1, 4) is None
+    assert importance.column_weights("blk.0.attn_k.weight", 1, 4) is None
     sizes = {DENSE: (1, 4), EXPERTS: (3, 2), "token_embd.weight": (1, 4), "blk.0.ffn_down.weight": (1, 8)}
-    importance.must_fit(sizes, sizes)
-    importance.must_fit(sizes | {"blk.1.attn_norm.weight": (1, 4)}, {EXPERTS})  # what is not quantized may be in it
+    importance.check_model(sizes, sizes)
+    importance.check_model(sizes | {"blk.1.attn_norm.weight": (1, 4)}, {EXPERTS})  # what is not quantized may be in it
 
 
 def test_nothing_of_a_layer(tmp_path: Path) -> None:
     importance = read_importance(write_gguf(tmp_path / "m.gguf"))
     sizes = {DENSE: (1, 4), EXPERTS: (3, 2), "blk.1.attn_q.weight": (1, 4)}
     with pytest.raises(CheckpointError, match=r"m\.gguf is for another model: .* tensor 'blk\.1\.attn_q\.weight'"):
-        importance.must_fit(sizes, sizes)
+        importance.check_model(sizes, sizes)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_nothing_of_a_layer(tmp_path: Path) -> None:
 def test_another_model_s_is_refused(sizes: dict[str, tuple[int, int]], said: str, tmp_path: Path) -> None:
     importance = read_importance(write_gguf(tmp_path / "m.gguf"))
     with pytest.raises(CheckpointError, match="is for another model") as caught:
-        importance.must_fit(sizes, ())
+        importance.check_model(sizes, ())
     assert said in str(caught.value)
     assert "m.gguf" in str(caught.value)
 

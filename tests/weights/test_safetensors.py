@@ -233,7 +233,7 @@ class TestDirectory:
     @pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt"])
     def test_pickles_are_refused(self, tmp_path: Path, name: str) -> None:
         torch.save({"a": torch.zeros(1)}, tmp_path / name)
-        with pytest.raises(CheckpointError, match=f"only {name}, a pickle, .*convert it to safetensors"):
+        with pytest.raises(CheckpointError, match=f"only {name}, a pickle, .*convert the model to safetensors"):
             SafetensorsSource(tmp_path)
 
     def test_nothing_there(self, tmp_path: Path) -> None:

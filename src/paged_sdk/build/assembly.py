@@ -66,7 +66,7 @@ from paged_sdk.speculative.forced_tokens import ForcedTokens
 from paged_sdk.speculative.host_drafts import HostDrafts
 from paged_sdk.speculative.several_proposers import SeveralProposers
 from paged_sdk.speculative.text_proposer import TextProposer
-from paged_sdk.system.processors import keep_on, kept_on, usable_processors
+from paged_sdk.system.processors import pin_thread, pinned_thread, usable_processors
 from paged_sdk.vision.encoder import EncodedImage
 
 __all__ = ["load_parts"]
@@ -134,7 +134,7 @@ def _load_ranks(
     """
     followers: Followers | None = None
     try:
-        with alone_on(*loading.devices), loading_memory_errors(loading.path), kept_on(placements[0].processors):
+        with alone_on(*loading.devices), loading_memory_errors(loading.path), pinned_thread(placements[0].processors):
             loading = evolve(loading, workspace=_workspace(loading.devices, loading.settings))
             if rendezvous is not None and rendezvous.launch.rank > 0:
                 follow_launch(rendezvous, loading)
@@ -177,7 +177,7 @@ def _load(
     processors = default_processors(
         model.config.vocab_size,
         partial(loaded.text.tokenizer.encode, add_special_tokens=False),
-        ahead=placement.head.type != "cpu",
+        prepare_all_masks=placement.head.type != "cpu",
     )
     config = _with_pool(config, loaded, draft, storage, processors, group)
     kv, backend = make_kv_manager(config), storage.make(config.num_blocks)
@@ -357,7 +357,7 @@ def _start_worker(
     images: ImageVectors | None,
     rank_placement: RankPlacement,
 ) -> None:
-    keep_on(rank_placement.processors)
+    pin_thread(rank_placement.processors)
     # torch's threads would compete with those of the native kernels for the CPUs.
     prepare_thread(device, settings.num_threads if workspace is None else 1)
     if images is not None:

@@ -56,7 +56,7 @@ class CheckpointImportance:
         elif place.is_stack:
             member, *parts = index
             stored = place.names[parts[0] if parts else 0]
-        found = self.matrix.of(stored, *self.sizes[stored], only=member)
+        found = self.matrix.column_weights(stored, *self.sizes[stored], only=member)
         return None if found is None else found[0]
 
 
@@ -142,6 +142,6 @@ def _of_checkpoint(matrix: ImportanceMatrix, checkpoint: Checkpoint, config: Dec
             sizes[own] = (count if place.is_stack else 1), shape[-1]
             if is_quantizable(own, shape):
                 wanted[own] = None
-    matrix.must_fit(sizes, wanted)
+    matrix.check_model(sizes, wanted)
     _log.info("Errors of quantized weights are weighted by %s.", matrix.source)
     return CheckpointImportance(matrix=matrix, places=places, sizes=sizes)

@@ -19,7 +19,7 @@ from paged_sdk.kernels.native.sources import sources_hash
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
 from paged_sdk.quant.policy import WeightPolicy
-from paged_sdk.weights.kept_weights import KeptWeights
+from paged_sdk.weights.quantized_cache import QuantizedCache
 
 __all__ = ["with_isq_cache"]
 
@@ -48,7 +48,7 @@ def with_isq_cache(
         return
     is_complete = False
     try:
-        yield evolve(policy, kept=cache.kept)
+        yield evolve(policy, cached=cache.cached)
         is_complete = True
     finally:
         cache.close(is_complete=is_complete)
@@ -61,14 +61,14 @@ def _open(
     policy: WeightPolicy,
     device: torch.device,
     group: Group | None,
-) -> KeptWeights | None:
+) -> QuantizedCache | None:
     """Open the cache file of a checkpoint and its quantization types; None if no cache is requested, or nothing is
     quantized.
     """
     if settings.isq_cache is None:
         return None
     if policy.isq is None and not policy.isq_by_name:
-        _log.warning("Nothing is kept in %s: no weights are quantized while they are loaded.", settings.isq_cache)
+        _log.warning("Nothing is cached in %s: no weights are quantized while they are loaded.", settings.isq_cache)
         return None
     if device.type != "cpu":
         raise ConfigError.of("with_isq_cache", str(settings.isq_cache), f"a model on the CPU, here {device}")
@@ -82,7 +82,7 @@ def _open(
     stamps += [(each.name, *_stamp(each)) for each in others]
     made_by = (version("paged-sdk"), sources_hash())
     directory = Path(os.path.expanduser(settings.isq_cache))
-    return KeptWeights(directory / name, sha256(repr((place, stamps, made_by)).encode()).hexdigest())
+    return QuantizedCache(directory / name, sha256(repr((place, stamps, made_by)).encode()).hexdigest())
 
 
 def _name(isq: IsqType | None) -> str:

@@ -154,7 +154,7 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
                 )
             finally:  # an error of the tokenizer takes precedence over one of the weights
                 text = None if text_beside is None else text_beside.result()
-        said = read_recipe(checkpoint)
+        said = read_recipe(checkpoint, shape.hidden_size)
         why_no_text = _why_no_text(checkpoint, said, is_bidirectional=shape.bidirectional)
         ranking = None if text is None else find_ranking(checkpoint, model, shape, text, settings)
         recipe = _recipe(path.name, said, ranking, is_bidirectional=shape.bidirectional)

@@ -21,7 +21,7 @@ def model_path(source: ModelSource, settings: BuildSettings) -> Path:
     """
     path = resolve_model(
         source.location,
-        filenames=source.filenames,
+        filename=source.filename,
         revision=settings.revision,
         token=hub_token(settings.token_source),
         gguf=source.gguf,

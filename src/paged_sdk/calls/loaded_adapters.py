@@ -14,7 +14,7 @@ import anyio
 from paged_sdk.config.build import AdapterSource
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError, InvalidRequestError
-from paged_sdk.system.event_loop import settled
+from paged_sdk.system.event_loop import wait_until_done
 from paged_sdk.system.threads import in_own_thread
 from paged_sdk.types.adapter import AdapterInfo, AdapterUse
 from paged_sdk.worker.worker import Worker
@@ -105,7 +105,7 @@ class LoadedAdapters:
         number = self._worker.post(partial(_add, bank, fitted))
         try:
             with anyio.CancelScope(shield=True):
-                await settled(number)
+                await wait_until_done(number)
             return number.result()
         except BaseException:
             number.add_done_callback(partial(self._let_go, bank))
@@ -131,7 +131,7 @@ class LoadedAdapters:
         gone: Future[None] = Future()
         with anyio.CancelScope(shield=True):  # otherwise it would stay in memory without a name
             await self._worker.call(partial(_retire, self._bank, use.number, gone))
-        await settled(gone)
+        await wait_until_done(gone)
 
 
 def found_adapter(uses: Mapping[str, AdapterUse | None], name: str | None) -> AdapterUse | None:

@@ -14,7 +14,7 @@ from paged_sdk.calls.written_answer import WrittenAnswer
 from paged_sdk.chat.answer import AnswerParser
 from paged_sdk.chat.answer_pieces import AnswerPiece
 from paged_sdk.chat.output_text import OutputText
-from paged_sdk.chat.token_places import TextTokens
+from paged_sdk.chat.token_spans import TextTokens
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
@@ -227,7 +227,7 @@ class ResponseParts:
         if self._sorts_logprobs:
             tokens = self._text_tokens[index]
             if tokens is None:
-                tokens = self._text_tokens[index] = TextTokens(self._output_texts[index].places())
+                tokens = self._text_tokens[index] = TextTokens(self._output_texts[index].token_spans())
             tokens.add(unread.token_ids, logprobs.content)  # the stop token has logprobs, but no token id here
         return logprobs
 

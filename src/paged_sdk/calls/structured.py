@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from attrs import evolve, frozen
 
-from paged_sdk.constraints.json_schema import schemas_in
+from paged_sdk.constraints.schema_parts import schemas_in
 from paged_sdk.errors import ConstraintError, InvalidRequestError, ModelClosedError, shortened, shown
 from paged_sdk.types.constraint import Constraint
 from paged_sdk.types.function_arguments import convert

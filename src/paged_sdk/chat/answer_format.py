@@ -171,8 +171,8 @@ class MarkedCalls(AnswerFormat):
             mark = None
             if self.openings and not pieces.has_content:
                 reader.forget()
-                place = reader.place
-                pieces.content((yield from reader.space()), place)
+                position = reader.position
+                pieces.content((yield from reader.space()), position)
                 mark = yield from reader.one_of(self.openings)
             marks = (*self.call_marks, *self.fillers)
             if mark is None and not marks:

@@ -52,7 +52,7 @@ class AnswerPiece:
 
     :ivar calls: calls that are complete
     :ivar call_parts: deltas of calls, some of which may turn out to be content
-    :ivar runs: the places of the content in the answer's text, as (begin, end) of each run of characters
+    :ivar runs: the positions of the content in the answer's text, as (begin, end) of each run of characters
     """
 
     content: str = ""
@@ -89,16 +89,16 @@ class AnswerPieces:
         """Tell whether there has been any content other than white space."""
         return self._content.has_begun
 
-    def content(self, text: str, place: int | None) -> None:
+    def content(self, text: str, position: int | None) -> None:
         """Add content.
 
-        :param place: its place in the answer's text; None: the model did not write it
+        :param position: its position in the answer's text; None: the model did not write it
         """
-        self._show(self._content.push(text, place))
+        self._show(self._content.push(text, position))
 
-    def reasoning(self, text: str, place: int | None) -> None:
+    def reasoning(self, text: str, position: int | None) -> None:
         """Add reasoning; parameters are as for :meth:`content`."""
-        shown = self._reasoning.push(text, place)
+        shown = self._reasoning.push(text, position)
         if shown:
             self._piece(_REASONING).reasoning += shown
 
@@ -170,7 +170,7 @@ class _Trimmed:
     """Holds back white space at the end of a text that arrives in pieces.
 
     :param trims: whether to drop white space before the first other character
-    :ivar runs: places of the text that :meth:`push` or :meth:`flush` returned last, as runs of characters
+    :ivar runs: positions of the text that :meth:`push` or :meth:`flush` returned last, as runs of characters
     """
 
     __slots__ = ("_held", "_held_runs", "_trims", "has_begun", "runs")
@@ -182,26 +182,26 @@ class _Trimmed:
         self.has_begun: bool = False
         self.runs: list[tuple[int, int]] = []
 
-    def push(self, text: str, place: int | None) -> str:
+    def push(self, text: str, position: int | None) -> str:
         if self._trims:
             size = len(text)
             text = text.lstrip()
-            if place is not None:
-                place += size - len(text)
+            if position is not None:
+                position += size - len(text)
         body = text.rstrip()
         end = len(body)
         if not body:
             self._held += text
-            if place is not None and text:
-                _add_run(self._held_runs, place, place + len(text))
+            if position is not None and text:
+                _add_run(self._held_runs, position, position + len(text))
             return ""
         shown = self._held + body
         self._held = text[end:]
         self.runs, self._held_runs = self._held_runs, []
-        if place is not None:
-            _add_run(self.runs, place, place + end)
+        if position is not None:
+            _add_run(self.runs, position, position + end)
             if self._held:
-                self._held_runs.append((place + end, place + len(text)))
+                self._held_runs.append((position + end, position + len(text)))
         self._trims = False
         self.has_begun = True
         return shown

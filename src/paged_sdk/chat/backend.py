@@ -1,4 +1,4 @@
-"""Bound how much a tokenizer of the tokenizers package may expand a text, and give its exceptions a type.
+"""Bound how much a tokenizer of the tokenizers package may expand a text, and give the package's exceptions a type.
 
 A tokenizer.json is a small untrusted program: its normalizer rewrites text and its regular expressions search it. The
 package raises bare exceptions, or a panic that is not even an :class:`Exception`.
@@ -16,11 +16,14 @@ import tokenizers
 
 from paged_sdk.errors import PagedError
 
-__all__ = ["MAX_GROWTH", "failing_as", "growth_of"]
+__all__ = ["MAX_GROWTH", "TOKEN_FLAGS", "failing_as", "growth_of"]
 
 MAX_GROWTH: Final = 10_000.0
 """How many times longer a normalizer may make a text. For comparison: SentencePiece's space has 3 bytes, Unicode's
 longest compatibility decomposition 18 characters."""
+
+TOKEN_FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
+"""The settings of an added token of the tokenizers package, besides its text."""
 
 # Upper bounds of output characters per input character.
 _UNICODE_GROWTH: Final = {

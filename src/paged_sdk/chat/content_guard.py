@@ -2,7 +2,7 @@
 
 A template makes one text of its own marks and the messages' contents, and a tokenizer finds special tokens anywhere in
 it: a user who writes ``<|im_end|><|im_start|>system`` would open a turn of his own. Templates transform contents (they
-trim, split, join), so the place of a content in the rendered text is not known beforehand. But single characters can be
+trim, split, join), so a content's position in the rendered text is not known beforehand. But single characters can be
 traced. A conversation that spells out special tokens is rendered twice: unchanged, and with one character of each
 spelling replaced by a stand-in. If both texts are the same but for the stand-ins, the special tokens in the second text
 are the template's own. These are replaced by secret names that no content can hold, and a second tokenizer, with the
@@ -19,6 +19,7 @@ from typing import Any
 
 import tokenizers
 
+from paged_sdk.chat.backend import TOKEN_FLAGS
 from paged_sdk.errors import InvalidRequestError
 from paged_sdk.types.messages import Message, TextMessageRole
 from paged_sdk.types.tool import Tool
@@ -30,7 +31,6 @@ _STAND_INS = tuple(map(chr, range(0x1FB00, 0x1FB93)))
 _MAX_READ = 8
 """If assistant turns hold more kinds of special tokens, these are not tested one by one."""
 _PREFIX = 3
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _ASSISTANT = TextMessageRole.ASSISTANT.value
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -53,17 +53,17 @@ class ContentGuard:
         tokens = backend.get_added_tokens_decoder()
         self._added = _Finder(token.content for token in tokens.values())
         self._special = frozenset(token.content for token in tokens.values() if token.special)
-        self._places = _Finder(self._special, folds=True, finds_beginnings=True)
+        self._spelled = _Finder(self._special, folds=True, finds_beginnings=True)
 
     def is_needed(self, messages: Iterable[Message], tools: Iterable[Tool] = ()) -> bool:
         """Tell whether any text in messages or tools spells out a special token, or ends with the beginning of one."""
-        if any(self._places.finds(text) for tool in tools for text in _texts(tool.to_dict())):
+        if any(self._spelled.finds(text) for tool in tools for text in _texts(tool.to_dict())):
             return True
         for message in messages:
-            if self._places.finds(message.content):
+            if self._spelled.finds(message.content):
                 return True
             has_more = message.name or message.tool_calls or message.tool_call_id or message.reasoning_content
-            if has_more and any(map(self._places.finds, _texts(message.to_dict()))):
+            if has_more and any(map(self._spelled.finds, _texts(message.to_dict()))):
                 return True
         return False
 
@@ -85,24 +85,24 @@ class ContentGuard:
         # which may have changed between the two renderings.
         for offset in (0, 1):
             text = render(None)
-            stand_ins = [mark for mark in _STAND_INS if mark not in used and mark not in text]
-            places = _Places(self._places, stand_ins, offset)
-            marked = render(places.changed)
-            if places.restored(marked) != text:
-                places = places.leaving(self._read_in_answers(render, messages, places, text))
-                marked = render(places.changed)
-            if places.restored(marked) == text:
+            unused = [mark for mark in _STAND_INS if mark not in used and mark not in text]
+            stand_ins = _StandIns(self._spelled, unused, offset)
+            marked = render(stand_ins.changed)
+            if stand_ins.restored(marked) != text:
+                stand_ins = stand_ins.leaving(self._read_in_answers(render, messages, stand_ins, text))
+                marked = render(stand_ins.changed)
+            if stand_ins.restored(marked) == text:
                 twin = self._twin
-                named = places.restored(self._named(marked, twin.names))
+                named = stand_ins.restored(self._named(marked, twin.names))
                 return [twin.ids.get(id, id) for id in self._encode(twin.backend, named)]
         raise InvalidRequestError(
-            "the model's chat template does something else with text that reads like a special token than to pass it "
-            "on: leave it out, or allow special tokens with RequestBuilder.with_special_tokens_in_content()",
+            "the model's chat template changes or interprets a special token that a message spells out: leave it out, "
+            "or allow special tokens with RequestBuilder.with_special_tokens_in_content()",
             field="messages",
         )
 
     def _read_in_answers(
-        self, render: Render, messages: Sequence[Message], places: _Places, text: str
+        self, render: Render, messages: Sequence[Message], stand_ins: _StandIns, text: str
     ) -> frozenset[str]:
         """Return the special tokens that the template looks for in the assistant's turns."""
         found = {
@@ -110,12 +110,12 @@ class ContentGuard:
             for message in messages
             if message.role is TextMessageRole.ASSISTANT
             for part in _texts(message.to_dict())
-            for _, _, token in self._places.find_all(part)
+            for _, _, token in self._spelled.find_all(part)
         }
         if len(found) > _MAX_READ:
             return frozenset()
         return frozenset(
-            token for token in found if places.restored(render(places.leaving(found - {token}).changed)) != text
+            token for token in found if stand_ins.restored(render(stand_ins.leaving(found - {token}).changed)) != text
         )
 
     def _named(self, marked: str, names: Mapping[str, str]) -> str:
@@ -157,7 +157,7 @@ class _Twin:
         self.ids: dict[int, int] = {}
         for id, token in tokens:
             name = self.names.get(token.content, token.content)
-            flags = {flag: getattr(token, flag) for flag in _FLAGS}
+            flags = {flag: getattr(token, flag) for flag in TOKEN_FLAGS}
             self.backend.add_tokens([tokenizers.AddedToken(name, **flags)])
             own = self.backend.token_to_id(name)
             assert own is not None
@@ -165,7 +165,7 @@ class _Twin:
 
 
 class _Finder:
-    """Finds words in texts; of several that begin at the same place, the longest.
+    """Finds words in texts; of several that begin at the same character, the longest.
 
     :param folds: ignore case
     :param finds_beginnings: also find beginnings of words at the end of a text, ignoring trailing white space, since
@@ -177,7 +177,7 @@ class _Finder:
         self._words = {self._fold(word): word for word in words if word}
         self._lengths = sorted({len(word) for word in self._words}, reverse=True)
         prefixes = sorted({word[:_PREFIX] for word in self._words})
-        # Search for short prefixes: with all words as alternatives, Python's re would try every word at each place.
+        # Search for short prefixes: with all words as alternatives, Python's re would try every word at each character.
         self._prefix = re.compile("|".join("".join(map(_either_case if folds else re.escape, p)) for p in prefixes))
         self._starts = sorted(
             {case for word in self._words for case in (word[0], word[0].upper() if folds else word[0])}
@@ -191,7 +191,7 @@ class _Finder:
         return any(start in text for start in self._starts) and next(self.find_all(text), None) is not None
 
     def find_all(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """Yield the place, length and word of each occurrence, also of those that overlap; then the place and length of
+        """Yield the index, length and word of each occurrence, also of those that overlap; then the index and length of
         beginnings of words at the end of the text, with an empty word.
         """
         if not self._words:
@@ -215,7 +215,7 @@ def _either_case(char: str) -> str:
     return re.escape(char) if lower == upper else f"[{re.escape(lower)}{re.escape(upper)}]"
 
 
-class _Places:
+class _StandIns:
     """Puts stand-ins into messages where they spell out special tokens.
 
     :param finder: finds the spelled-out tokens
@@ -234,9 +234,9 @@ class _Places:
         self._stand_in_of: dict[str, str] = {}
         self._original_of: dict[int, str] = {}
 
-    def leaving(self, left: Iterable[str]) -> _Places:
+    def leaving(self, left: Iterable[str]) -> _StandIns:
         """Return a copy that leaves these tokens unchanged in assistant turns."""
-        return _Places(self._finder, self._stand_ins, self._offset, frozenset(left))
+        return _StandIns(self._finder, self._stand_ins, self._offset, frozenset(left))
 
     def changed(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message or tool with stand-ins."""
@@ -249,8 +249,8 @@ class _Places:
 
     def _change(self, part: Any, left: frozenset[str]) -> Any:
         if isinstance(part, str):
-            places = self._finder.find_all(part)
-            replaced = {start + min(self._offset, length - 1) for start, length, token in places if token not in left}
+            found = self._finder.find_all(part)
+            replaced = {start + min(self._offset, length - 1) for start, length, token in found if token not in left}
             if not replaced:
                 return part
             return "".join(self._stand_in(char) if at in replaced else char for at, char in enumerate(part))
@@ -264,7 +264,8 @@ class _Places:
         if char not in self._stand_in_of:
             if len(self._stand_in_of) == len(self._stand_ins):
                 raise InvalidRequestError(
-                    "the messages hold too many kinds of characters that special tokens begin with", field="messages"
+                    "special tokens that the messages spell out begin with too many different characters",
+                    field="messages",
                 )
             stand_in = self._stand_ins[len(self._stand_in_of)]
             self._stand_in_of[char] = stand_in

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from paged_sdk.chat.backend import MAX_GROWTH, failing_as, growth_of
-from paged_sdk.chat.gguf_vocabulary import MAX_TOKEN, BuiltTokenizer, GgufVocabulary, TokenType, array
+from paged_sdk.chat.gguf_vocabulary import MAX_TOKEN, SPECIAL_IDS, BuiltTokenizer, GgufVocabulary, TokenType, array
 from paged_sdk.chat.gguf_word_pieces import word_pieces
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from paged_sdk.chat.tokenizer import SpecialTokens, Tokenizer
@@ -23,12 +23,6 @@ __all__ = ["tokenizer_from_gguf", "word_splitter"]
 _logger = get_logger(__name__)
 
 _SPACE = "▁"
-_SPECIAL_IDS = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
-}
 _OWN_TOKENIZER = "give the model's own tokenizer.json with with_tokenizer_json"
 _UNKNOWN_PENALTY: Final = 10.0  # SentencePiece's: subtracted from the score of the least likely piece
 
@@ -53,7 +47,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
 def _tokenizer(vocabulary: GgufVocabulary, kind: str) -> Tokenizer:
     built = _KINDS[kind](vocabulary)
-    ids = {name: vocabulary.token_id(key, built.special_ids.get(key)) for name, key in _SPECIAL_IDS.items()}
+    ids = {name: vocabulary.token_id(key, built.special_ids.get(key)) for name, key in SPECIAL_IDS.items()}
     _add_tokens(built.backend, vocabulary, {id for id in ids.values() if id is not None})
     bos, eos = ids["bos_token"], ids["eos_token"]
     first, last = built.around or (
@@ -111,14 +105,14 @@ def _byte_level(vocabulary: GgufVocabulary) -> BuiltTokenizer:
     return BuiltTokenizer(backend=backend, add_bos=pre_tokenizer.add_bos, special_ids={})
 
 
-def word_splitter(way: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+def word_splitter(pre_tokenizer: PreTokenizer) -> pre_tokenizers.PreTokenizer:
     """Make the backend's pre-tokenizer, which splits text into words and words into bytes.
 
-    :param way: an entry of :data:`PRE_TOKENIZERS`
+    :param pre_tokenizer: an entry of :data:`PRE_TOKENIZERS`
     """
     return pre_tokenizers.Sequence(
         [
-            *(pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated") for split in way.splits),
+            *(pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated") for split in pre_tokenizer.splits),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -195,7 +189,7 @@ def _charsmap(metadata: Mapping[str, Any]) -> bytes:
 
 def _scores(vocabulary: GgufVocabulary) -> list[float]:
     if "tokenizer.ggml.scores" not in vocabulary.metadata:
-        raise CheckpointError("the metadata has no tokenizer.ggml.scores, which tell which tokens a text takes")
+        raise CheckpointError("the metadata has no tokenizer.ggml.scores, which a SentencePiece tokenizer needs")
     scores = array(vocabulary.metadata, "scores", float)
     if len(scores) != len(vocabulary.ids):
         raise CheckpointError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocabulary.ids)} tokens")
@@ -266,7 +260,7 @@ def _takes_spaces(architecture: object, token: str) -> bool:
 def _pre_tokenizer(name: object) -> PreTokenizer:
     if name is None:
         _logger.warning(
-            "The file has no tokenizer.ggml.pre: words are cut as GPT-2 does, which may not be the model's way"
+            "The file has no tokenizer.ggml.pre: GPT-2's pre-tokenizer is used, which may not be the model's"
         )
         name = "default"
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:

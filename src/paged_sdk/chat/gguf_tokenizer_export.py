@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf, word_splitter
-from paged_sdk.chat.gguf_vocabulary import TokenType
+from paged_sdk.chat.gguf_vocabulary import SPECIAL_IDS, TokenType
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.chat.tokenizer import Tokenizer
@@ -21,12 +21,6 @@ from paged_sdk.errors import CheckpointError, shown
 __all__ = ["gguf_from_text_processor"]
 
 _BYTE: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-_IDS: Final = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
-}
 _LEAST_SCORE: Final = -1e9  # of tokens that no merge produces
 
 # Distinguishes pre-tokenizers: case, digits, punctuation, white space, line ends, scripts, decomposed characters.
@@ -63,7 +57,7 @@ def gguf_from_text_processor(text: TextProcessor, architecture: str, vocab_size:
         metadata["tokenizer.ggml.scores"] = _scores(model, tokens)
         metadata["tokenizer.ggml.add_space_prefix"] = _begins_with_a_space(backend)
     else:
-        metadata["tokenizer.ggml.pre"] = _way_to_cut(backend, model)
+        metadata["tokenizer.ggml.pre"] = _pre_tokenizer_name(backend, model)
         metadata["tokenizer.ggml.merges"] = [" ".join(pair) for pair in _merges(model)]
     metadata |= _special_ids(text)
     if text.template is not None:
@@ -139,24 +133,25 @@ def _scores(model: Mapping[str, Any], tokens: list[str]) -> list[float]:
     return [-float(ranks[token]) if token in ranks else _LEAST_SCORE for token in tokens]
 
 
-def _way_to_cut(backend: tokenizers.Tokenizer, model: Mapping[str, Any]) -> str:
+def _pre_tokenizer_name(backend: tokenizers.Tokenizer, model: Mapping[str, Any]) -> str:
     """Return GGUF's name of the tokenizer's pre-tokenizer: the one that splits a probe text in the same way."""
     if backend.pre_tokenizer is None:
-        raise _refused("it does not cut words")
+        raise _refused("it has no pre-tokenizer")
     text = _PROBE if backend.normalizer is None else backend.normalizer.normalize_str(_PROBE)
     words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
-    for name, way in PRE_TOKENIZERS.items():
-        if name == "default" or way.ignore_merges is not bool(model.get("ignore_merges")):
+    for name, known in PRE_TOKENIZERS.items():
+        if name == "default" or known.ignore_merges is not bool(model.get("ignore_merges")):
             continue
-        probe = normalizers.NFC().normalize_str(_PROBE) if way.nfc else _PROBE
-        if probe == text and [word for word, _ in word_splitter(way).pre_tokenize_str(probe)] == words:
+        probe = normalizers.NFC().normalize_str(_PROBE) if known.nfc else _PROBE
+        if probe == text and [word for word, _ in word_splitter(known).pre_tokenize_str(probe)] == words:
             return name
-    raise _refused("it cuts words in a way that has no name in GGUF")
+    raise _refused("GGUF has no name for its pre-tokenizer")
 
 
 def _special_ids(text: TextProcessor) -> dict[str, Any]:
     special = text.tokenizer.special
-    ids = {key: text.tokenizer.token_id(special.names[name]) for name, key in _IDS.items() if name in special.names}
+    names = special.names
+    ids = {key: text.tokenizer.token_id(names[name]) for name, key in SPECIAL_IDS.items() if name in names}
     ends = [id for id in text.defaults.eos_token_ids if id != ids.get("eos_token_id")]
     if ids.get("eos_token_id") is None and ends:
         ids["eos_token_id"] = ends.pop(0)
@@ -170,7 +165,7 @@ def _special_ids(text: TextProcessor) -> dict[str, Any]:
 def _must_be_equal(tokenizer: Tokenizer, written: Tokenizer) -> None:
     for text in (_PROBE, *_PROBE.split(), _PROBE.lower()):
         if tokenizer.encode(text, add_special_tokens=True) != written.encode(text, add_special_tokens=True):
-            raise _refused(f"read back from the file it would encode {shown(text)} otherwise")
+            raise _refused(f"read back from the file it would encode {shown(text)} differently")
 
 
 def _refused(what: str) -> CheckpointError:

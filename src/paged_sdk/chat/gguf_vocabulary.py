@@ -12,12 +12,22 @@ from attrs import frozen
 
 from paged_sdk.errors import CheckpointError, shown
 
-__all__ = ["MAX_TOKEN", "BuiltTokenizer", "GgufVocabulary", "TokenType", "array"]
+__all__ = ["MAX_TOKEN", "SPECIAL_IDS", "BuiltTokenizer", "GgufVocabulary", "TokenType", "array"]
 
 # Loading looks up every split of every token in two, so its time depends on their total length: 16 million characters
 # take 8 s. The largest vocabulary in use, Gemma 3's, has 1.9 million, and tokens of up to 48.
 MAX_TOKEN: Final = 1 << 12
 _MAX_TOKENS: Final = 1 << 24
+
+SPECIAL_IDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "bos_token": "bos_token_id",
+        "eos_token": "eos_token_id",
+        "unk_token": "unknown_token_id",
+        "pad_token": "padding_token_id",
+    }
+)
+"""Maps names of special tokens in tokenizer_config.json to GGUF's keys of their ids, without the prefix."""
 
 
 class TokenType(IntEnum):
@@ -77,7 +87,7 @@ class GgufVocabulary:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(self.ids):
             raise CheckpointError(
-                f"tokenizer.ggml.{key} = {shown(value)} is no token of the vocabulary of {len(self.ids)} tokens"
+                f"tokenizer.ggml.{key} = {shown(value)} is not a token id: the vocabulary has {len(self.ids)} tokens"
             )
         return value
 

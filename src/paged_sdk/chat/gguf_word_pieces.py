@@ -51,7 +51,9 @@ def word_pieces(vocabulary: GgufVocabulary) -> BuiltTokenizer:
     begin = vocabulary.token_id("bos_token_id", vocabulary.token_id("cls_token_id", special_ids.get("bos_token_id")))
     end = vocabulary.token_id("seperator_token_id", special_ids.get("eos_token_id"))
     if unknown is None or begin is None or end is None:
-        raise CheckpointError("the metadata does not say which tokens stand for unknown words, and around a text")
+        raise CheckpointError(
+            "the metadata does not say which token stands for unknown words, and which stand before and after a text"
+        )
     names = list(pieces)
     backend = tokenizers.Tokenizer(
         models.WordPiece(pieces, unk_token=names[unknown], continuing_subword_prefix=_CONTINUES)

@@ -51,11 +51,11 @@ class GrammarWriter:
 
     def text(self, text: str) -> str:
         """Return the expression of a literal text, with its marks as tokens."""
-        parts, place = [], 0
+        parts, position = [], 0
         for found in self._pattern.finditer(text):
-            parts += [_literal(text[place : found.start()]), f"<[{self._ids[found.group()]}]>"]
-            place = found.end()
-        return " ".join(part for part in (*parts, _literal(text[place:])) if part) or '""'
+            parts += [_literal(text[position : found.start()]), f"<[{self._ids[found.group()]}]>"]
+            position = found.end()
+        return " ".join(part for part in (*parts, _literal(text[position:])) if part) or '""'
 
     def is_mark(self, text: str) -> bool:
         """Tell whether a text is a mark that the vocabulary has as a token."""

@@ -42,21 +42,21 @@ class JsonStream:
 
         :returns: the text after the object
         """
-        text, place, shown = self._rest + text, 0, []
+        text, position, shown = self._rest + text, 0, []
         self._rest = ""
-        while place < len(text) and not self.has_ended:
-            found = (_INSIDE if self._in_string else _OUTSIDE).match(text, place)
+        while position < len(text) and not self.has_ended:
+            found = (_INSIDE if self._in_string else _OUTSIDE).match(text, position)
             if found is None:  # an incomplete escape
                 break
             part = found.group()
             if not self._in_string and found.end() == len(text) and part[0] not in '{[}],:"' and not part.isspace():
                 break  # a number or word, which may continue in the next piece
-            place = found.end()
+            position = found.end()
             shown.append(self._written(part))
         self._show("".join(shown))
         if self.has_ended:
-            return text[place:]
-        self._rest = text[place:]
+            return text[position:]
+        self._rest = text[position:]
         self.has_ended = len(self._rest) > _LONGEST_NUMBER
         return ""
 

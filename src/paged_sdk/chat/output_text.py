@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from paged_sdk.chat.detokenizer import Detokenizer
 from paged_sdk.chat.stop_strings import StopStrings
-from paged_sdk.chat.token_places import TokenPlaces
+from paged_sdk.chat.token_spans import TokenSpans
 from paged_sdk.chat.tokenizer import Tokenizer
 
 __all__ = ["OutputText"]
@@ -48,9 +48,9 @@ class OutputText:
         """Drop the first bytes of the output, which repeat the end of the prompt. Call this before the first token."""
         self._detokenizer.leave_out(num_bytes)
 
-    def places(self) -> TokenPlaces:
-        """Return an object that maps tokens to places in the text. Call this before the first token."""
-        return self._detokenizer.places()
+    def token_spans(self) -> TokenSpans:
+        """Return an object that maps tokens to characters of the text. Call this before the first token."""
+        return self._detokenizer.token_spans()
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens, and return the text that is complete now."""

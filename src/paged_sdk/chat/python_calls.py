@@ -12,7 +12,8 @@ from paged_sdk.chat.answer_format import ToolSchemas
 from paged_sdk.chat.answer_pieces import Call
 from paged_sdk.chat.grammar_writer import GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader, float_of
-from paged_sdk.chat.value_grammar import Dialect, ValueGrammar, properties_of
+from paged_sdk.chat.value_grammar import Dialect, ValueGrammar
+from paged_sdk.chat.value_schemas import properties_of
 
 __all__ = ["PythonCalls", "python_form"]
 
@@ -110,7 +111,7 @@ class PythonCalls:
         name = name.removeprefix("default_api.")
         add = self._begin(name)
         if add is None:
-            raise ValueError(f"{name} is no tool")
+            raise ValueError(f"{name} is not a tool")
         written: list[str] = []
 
         def show(text: str) -> None:
@@ -138,7 +139,7 @@ class PythonCalls:
             else:
                 key = next((each for each in parameters if each not in known), "")
             if not key or key in known:
-                raise ValueError("an argument that no parameter is left for")
+                raise ValueError("more arguments than parameters")
             show(f"{', ' if known else ''}{json.dumps(key, ensure_ascii=False)}: ")
             known.add(key)
             if word:
@@ -192,11 +193,11 @@ class PythonCalls:
             quote = yield from self._reader.one_of(_INSIDE)
             parts: list[str] = []
             if quote is None:
-                raise ValueError("no string where a name is due")
+                raise ValueError("expected a string as a name")
             yield from self._string(quote, parts.append)
             key = "".join(parts)
             if key in known:
-                raise ValueError("a name stands there twice")
+                raise ValueError("a name occurs twice")
             yield from self._expect(":")
             show(f'{", " if known else ""}"{key}": ')
             known.add(key)
@@ -230,12 +231,12 @@ class PythonCalls:
 
     def _expect(self, mark: str) -> Steps[None]:
         if not (yield from self._takes(mark)):
-            raise ValueError(f"no {mark} where one is due")
+            raise ValueError(f"expected {mark}")
 
 
 def _checked_name(word: str) -> str:
     if not _NAME.fullmatch(word):
-        raise ValueError(f"{word} is no name")
+        raise ValueError(f"{word} is not a name")
     return word
 
 
@@ -244,7 +245,7 @@ def _written(word: str) -> str:
     if word in _WORDS:
         return _WORDS[word]
     if not _NUMBER.fullmatch(word):
-        raise ValueError(f"{word} is no literal")
+        raise ValueError(f"{word} is not a literal")
     return json.dumps(int(word) if _INTEGER.fullmatch(word) else float_of(word))
 
 

@@ -1,8 +1,8 @@
 """Render chat templates in a helper process, which can be killed: the program that :mod:`paged_sdk.chat.renderer`
 starts.
 
-It reads requests from standard input and answers on standard output, one at a time, until its input ends. A message is
-its length in eight bytes (big-endian), then its content: JSON for a request, a letter and UTF-8 text for an answer.
+It reads requests from standard input and answers on standard output, one at a time, until its input ends. A request is
+JSON, an answer a letter and UTF-8 text.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import select
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from types import CodeType
 from typing import Any
 
 from jinja2 import Template
 
+from paged_sdk.chat.framing import read_message, write_message
 from paged_sdk.chat.sandbox import RenderLimits, TemplateEnvironment, TemplateRefusalError
 
-__all__ = ["FAILED", "LENGTH_BYTES", "OUT_OF_MEMORY", "REFUSED", "RENDERED", "main"]
+__all__ = ["FAILED", "OUT_OF_MEMORY", "REFUSED", "RENDERED", "main"]
 
-LENGTH_BYTES = 8
 RENDERED, REFUSED, FAILED, OUT_OF_MEMORY = "=", "!", "?", "M"
 """The letters that answers begin with. The rendered text, the template's message or the error follows."""
 
@@ -44,11 +45,12 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _limit_memory(max_bytes)
     renderer = _Renderer(limits)
-    _write(b"")
-    while (request := _read_message(parent)) is not None:
+    write = partial(os.write, _OUT)
+    write_message(write, b"")
+    while (request := _next_request(parent)) is not None:
         with _Alarm(limits.max_seconds + _GRACE_SECONDS):
             answer = renderer.answer(request)
-        _write(answer.encode("utf-8", "surrogatepass"))
+        write_message(write, answer.encode("utf-8", "surrogatepass"))
 
 
 class _Renderer:
@@ -116,29 +118,11 @@ def _limit_memory(max_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
 
 
-def _read_message(parent: int) -> bytes | None:
-    """Return the next message; None if the parent or its end of the pipe is gone."""
+def _next_request(parent: int) -> bytes | None:
+    """Return the next request; None if the parent or its end of the pipe is gone."""
     while sys.platform != "win32":
         if select.select([_IN], [], [], _LOOK_AT_PARENT_SECONDS)[0]:
             break
         if os.getppid() != parent:
             return None
-    header = _read(LENGTH_BYTES)
-    return None if header is None else _read(int.from_bytes(header, "big"))
-
-
-def _read(size: int) -> bytes | None:
-    pieces = []
-    while size:
-        piece = os.read(_IN, min(size, 1 << 20))
-        if not piece:
-            return None
-        pieces.append(piece)
-        size -= len(piece)
-    return b"".join(pieces)
-
-
-def _write(message: bytes) -> None:
-    view = memoryview(len(message).to_bytes(LENGTH_BYTES, "big") + message)
-    while view:
-        view = view[os.write(_OUT, view) :]
+    return read_message(partial(os.read, _IN))

@@ -20,7 +20,8 @@ import jinja2
 import markupsafe
 
 import paged_sdk
-from paged_sdk.chat.render_process import FAILED, LENGTH_BYTES, OUT_OF_MEMORY, REFUSED
+from paged_sdk.chat.framing import read_message, write_message
+from paged_sdk.chat.render_process import FAILED, OUT_OF_MEMORY, REFUSED
 from paged_sdk.chat.sandbox import RenderLimits, TemplateRefusalError
 from paged_sdk.config.env import interpreter_variables
 from paged_sdk.system.owner import Owner
@@ -59,7 +60,7 @@ class Interruption:
             if self._action is not None:
                 self._action()
 
-    def do(self, action: Callable[[], None] | None) -> None:
+    def set_action(self, action: Callable[[], None] | None) -> None:
         """Set the action that ends the current wait or rendering; None if there is none.
 
         :raises RenderError: :meth:`set` has been called already
@@ -82,7 +83,7 @@ class Renderer:
 
     def __init__(self, limits: RenderLimits) -> None:
         self._limits = limits
-        self._crew = _Crew()
+        self._pool = _ProcessPool()
 
     def check(self, source: str) -> None:
         """Check that a template compiles.
@@ -104,29 +105,29 @@ class Renderer:
         """End idle processes at once, and the others after their current rendering. A later rendering starts a process
         of its own.
         """
-        self._crew.close()
+        self._pool.close()
 
     def _ask(self, content: Mapping[str, Any], interruption: Interruption) -> str:
         request = json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        if not self._crew.owner.is_here:  # forked: these processes and locks are the parent's
-            self._crew = _Crew()
-        crew = self._crew
-        process = crew.take(self._limits, interruption)
+        if not self._pool.owner.is_here:  # forked: these processes and locks are the parent's
+            self._pool = _ProcessPool()
+        pool = self._pool
+        process = pool.take(self._limits, interruption)
         start = time.monotonic()
         try:
-            interruption.do(process.kill)
+            interruption.set_action(process.kill)
             try:
                 answer = process.ask(request, self._limits.max_seconds + _GRACE_SECONDS)
             finally:
-                interruption.do(None)
+                interruption.set_action(None)
         finally:
-            crew.give_back(process)
+            pool.give_back(process)
         if answer is None and interruption.is_set:
             raise RenderError("the request has ended")
         if answer is None and time.monotonic() - start > self._limits.max_seconds:
             raise RenderError(f"rendering takes longer than {self._limits.max_seconds:g} seconds")
         if answer is None:
-            raise RenderError("the process that renders it has ended, as it may when memory runs out")
+            raise RenderError("the process that renders templates has ended, possibly because memory ran out")
         return self._text_of(answer)
 
     def _text_of(self, answer: str) -> str:
@@ -140,7 +141,7 @@ class Renderer:
         return text
 
 
-class _Crew:
+class _ProcessPool:
     """Manages a pool of helper processes, and lends each to one thread at a time."""
 
     def __init__(self) -> None:
@@ -155,7 +156,7 @@ class _Crew:
 
         :raises RenderError: no process becomes free or can be started, or the rendering is interrupted
         """
-        interruption.do(self._wake)
+        interruption.set_action(self._wake)
         with self._changed:
             is_free = self._changed.wait_for(
                 lambda: interruption.is_set or self._num_lent < _MAX_PROCESSES, limits.max_seconds
@@ -202,7 +203,9 @@ class _Process:
 
     def __init__(self, limits: RenderLimits) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
-            raise RenderError("it needs a process of its own, and this program has no Python interpreter to start")
+            raise RenderError(
+                "rendering it needs a helper process, and this program has no Python interpreter to start one"
+            )
         arguments = (os.getpid(), limits.max_chars, limits.max_seconds, limits.max_bytes)
         try:
             self._popen = subprocess.Popen(
@@ -216,13 +219,16 @@ class _Process:
                 creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
             )
         except (OSError, MemoryError) as exc:
-            raise RenderError(f"the process that is to render it cannot be started: {exc}") from exc
+            raise RenderError(f"the process that renders templates cannot be started: {exc}") from exc
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._input, self._output = self._popen.stdin, self._popen.stdout
         # Garbage collection of this object and the end of the program also end the process.
         self._finalizer = weakref.finalize(self, _end, self._popen, Owner())
         self._is_killed = False
         if self._within(_START_SECONDS, self._receive) is None:
             self._finalizer()
-            raise RenderError("the process that is to render it does not start")
+            raise RenderError("the process that renders templates has failed to start")
 
     @property
     def is_alive(self) -> bool:
@@ -234,7 +240,7 @@ class _Process:
 
         def exchange() -> bytes | None:
             try:
-                self._send(request)
+                write_message(self._input.write, request)
             except OSError:
                 return None
             return self._receive()
@@ -261,7 +267,7 @@ class _Process:
             timer.start()
         except RuntimeError as exc:
             self._finalizer()
-            raise RenderError(f"no thread can be started to watch over it: {exc}") from exc
+            raise RenderError(f"no thread can be started to limit the time of rendering: {exc}") from exc
         try:
             return exchange()
         except BaseException:
@@ -270,26 +276,8 @@ class _Process:
         finally:
             timer.cancel()
 
-    def _send(self, message: bytes) -> None:
-        assert self._popen.stdin is not None
-        view = memoryview(len(message).to_bytes(LENGTH_BYTES, "big") + message)
-        while view:
-            view = view[self._popen.stdin.write(view) :]
-
     def _receive(self) -> bytes | None:
-        header = self._read(LENGTH_BYTES)
-        return None if header is None else self._read(int.from_bytes(header, "big"))
-
-    def _read(self, size: int) -> bytes | None:
-        assert self._popen.stdout is not None
-        pieces = []
-        while size:
-            piece = self._popen.stdout.read(min(size, 1 << 20))
-            if not piece:
-                return None
-            pieces.append(piece)
-            size -= len(piece)
-        return b"".join(pieces)
+        return read_message(self._output.read)
 
 
 def _end(process: subprocess.Popen[bytes], owner: Owner) -> None:

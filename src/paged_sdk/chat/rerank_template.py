@@ -17,7 +17,7 @@ def chat_template_of(rerank: str) -> str:
     :param rerank: the value of ``tokenizer.chat_template.rerank`` in a GGUF file: a text with ``{query}`` and
         ``{document}`` in it, which llama.cpp replaces as they are
     """
-    parts = _PLACEHOLDER.split(rerank)  # texts at even places, names of roles between them
+    parts = _PLACEHOLDER.split(rerank)  # texts at even indices, names of roles between them
     return "".join(_message(part) if index % 2 else _literal(part) for index, part in enumerate(parts))
 
 

@@ -13,7 +13,8 @@ from paged_sdk.chat.answer_format import ToolSchemas
 from paged_sdk.chat.grammar_writer import GrammarWriter
 from paged_sdk.chat.json_stream import StringStream
 from paged_sdk.chat.text_reader import Steps, TextReader, json_of
-from paged_sdk.chat.value_grammar import Dialect, ValueGrammar, allows_strings, properties_of
+from paged_sdk.chat.value_grammar import Dialect, ValueGrammar
+from paged_sdk.chat.value_schemas import allows_strings, properties_of
 
 __all__ = ["TaggedArguments", "tagged_form"]
 

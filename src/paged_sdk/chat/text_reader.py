@@ -49,10 +49,10 @@ class TextReader:
     Its methods are generators that yield when the text so far does not decide the result. So results do not depend on
     how the text is cut. Each character is examined a bounded number of times.
 
-    A place is a character's index in the whole text, including the part that has been dropped.
+    A position is a character's index in the whole text, including the part that has been dropped.
 
     :ivar at: index in ``text`` of the next character to read
-    :ivar start: place of the first character of ``text``
+    :ivar start: position of the first character of ``text``
     :ivar text: the text that has arrived, without the part that has been dropped
     :ivar has_ended: whether no more text will arrive
     """
@@ -66,8 +66,8 @@ class TextReader:
         self.has_ended: bool = False
 
     @property
-    def place(self) -> int:
-        """Return the place of the next character to read."""
+    def position(self) -> int:
+        """Return the position of the next character to read."""
         return self.start + self.at
 
     def feed(self, text: str) -> None:
@@ -151,7 +151,7 @@ class TextReader:
         """Read and show text up to the first of these marks, and read the mark. Text that could be the beginning of a
         mark is held back. May drop the text that has been read.
 
-        :param show: gets pieces of the text, and the place of each
+        :param show: gets pieces of the text, and the position of each
         :returns: the mark; None: the text ends without one, and all of it has been shown
         """
         pattern = re.compile("|".join(map(re.escape, marks)))
@@ -173,7 +173,7 @@ class TextReader:
     def pass_all(self, show: Callable[[str, int], None]) -> Steps[None]:
         """Read and show all text until its end.
 
-        :param show: gets pieces of the text, and the place of each
+        :param show: gets pieces of the text, and the position of each
         """
         is_there = True
         while is_there:
@@ -202,23 +202,23 @@ class TextReader:
             return None
         if self.text[self.at] not in openings:
             return None
-        start = place = shown = self.at
+        start = end = shown = self.at
         depth, quote = 0, ""
         while True:
-            found = (syntax.in_string[quote] if quote else syntax.outside).search(self.text, place)
+            found = (syntax.in_string[quote] if quote else syntax.outside).search(self.text, end)
             if found is None or (found.group() == "\\" and found.end() == len(self.text)):
-                place = len(self.text) if found is None else found.start()
+                end = len(self.text) if found is None else found.start()
                 if watch is not None:
-                    watch(self.text[shown:place])
-                    shown = place
+                    watch(self.text[shown:end])
+                    shown = end
                 if (yield from self.more()):
                     continue
                 self.at = len(self.text)
                 return None
-            place = found.end()
+            end = found.end()
             character = found.group()
             if character == "\\" and quote:
-                place += 1
+                end += 1
             elif character in syntax.in_string:
                 quote = "" if quote else character
             elif character in "{[(":
@@ -231,18 +231,18 @@ class TextReader:
                     watch(self.text[shown : self.at])
                 return None
             if depth == 0 and not quote:
-                self.at = place
+                self.at = end
                 if watch is not None:
-                    watch(self.text[shown:place])
-                return self.text[start:place]
+                    watch(self.text[shown:end])
+                return self.text[start:end]
 
 
 def _size_of_beginning(text: str, start: int, mark: str) -> int:
     """Return the length of the longest proper prefix of a mark that the text from ``start`` on ends with."""
-    place = text.find(mark[0], max(start, len(text) - len(mark) + 1))
-    while place >= 0 and not mark.startswith(text[place:]):
-        place = text.find(mark[0], place + 1)
-    return len(text) - place if place >= 0 else 0
+    index = text.find(mark[0], max(start, len(text) - len(mark) + 1))
+    while index >= 0 and not mark.startswith(text[index:]):
+        index = text.find(mark[0], index + 1)
+    return len(text) - index if index >= 0 else 0
 
 
 def json_of(text: str) -> Any:
@@ -282,7 +282,7 @@ def float_of(text: str) -> float:
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a name occurs twice")
     return found
 
 

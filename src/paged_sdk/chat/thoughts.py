@@ -38,11 +38,11 @@ class ThoughtMarks:
 
         :param is_open: whether the prompt has opened it
         """
-        place = reader.place
+        position = reader.position
         space = yield from reader.space()
         # If the prompt has opened the reasoning, a model that repeats the opening mark does not open it twice.
         if not (yield from reader.literal(self.opening + self.label)) and not is_open:
-            pieces.content(space, place)
+            pieces.content(space, position)
             return
         if (yield from reader.pass_until((self.closing,), pieces.reasoning)) is not None:
             pieces.end_reasoning()

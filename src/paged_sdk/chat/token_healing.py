@@ -45,12 +45,12 @@ class TokenPrefixes:
     def heal(self, token_ids: Sequence[int]) -> EncodedPrompt:
         """Remove the longest run of last tokens whose bytes are the beginning of a longer token; keep at least one."""
         data, healed = b"", EncodedPrompt(token_ids)
-        for place in range(len(token_ids) - 1, 0, -1):
-            data = self._bytes_of.get(token_ids[place], b"") + data
-            if not self.size_of(token_ids[place]) or len(data) >= self._longest:
+        for index in range(len(token_ids) - 1, 0, -1):
+            data = self._bytes_of.get(token_ids[index], b"") + data
+            if not self.size_of(token_ids[index]) or len(data) >= self._longest:
                 break
             if self._has_longer(data):
-                healed = EncodedPrompt(token_ids[:place], Healing(data, len(token_ids) - place, self))
+                healed = EncodedPrompt(token_ids[:index], Healing(data, len(token_ids) - index, self))
         return healed
 
     def fitting(self, data: bytes) -> npt.NDArray[np.int64]:
@@ -65,8 +65,8 @@ class TokenPrefixes:
         return np.concatenate([self._ids[first:end] for first, end in (longer, *shorter)])
 
     def _has_longer(self, data: bytes) -> bool:
-        place = bisect_right(self._sorted, data)
-        return place < len(self._sorted) and self._sorted[place].startswith(data)
+        index = bisect_right(self._sorted, data)
+        return index < len(self._sorted) and self._sorted[index].startswith(data)
 
 
 @frozen(eq=False)

@@ -175,14 +175,14 @@ class Tokenizer:
                 (encoding,) = self._backend.encode_batch([(first, second)], add_special_tokens=True)
             else:
                 encoding = self._backend.encode(first, second, add_special_tokens=True)
-        own = [place for place, text in enumerate(encoding.sequence_ids) if text == 1]
+        own = [index for index, text in enumerate(encoding.sequence_ids) if text == 1]
         kinds = encoding.type_ids if self.special.tells_parts else []
-        places = range(own[0], own[-1] + 1) if own else range(0)
+        second_range = range(own[0], own[-1] + 1) if own else range(0)
         return TextPair(
             token_ids=encoding.ids,
-            second=places,
-            after=encoding.ids[places.stop :],
-            second_part=next((place for place, kind in enumerate(kinds) if kind), None),
+            second=second_range,
+            after=encoding.ids[second_range.stop :],
+            second_part=next((index for index, kind in enumerate(kinds) if kind), None),
         )
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:

@@ -10,13 +10,13 @@ from typing import Any
 import tokenizers
 from attrs import field, frozen
 
+from paged_sdk.chat.backend import TOKEN_FLAGS
 from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.system.files import read_json_if_there
 
 __all__ = ["TokenizerConfig"]
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _UNLIMITED = 1 << 40
 """Larger context lengths mean none: transformers writes 1e30 for a context without a limit."""
 
@@ -76,7 +76,7 @@ class TokenizerConfig:
         """
         known = backend.get_added_tokens_decoder()
         for id, token in sorted(self.added_tokens.items()):
-            flags = {flag: bool(token[flag]) for flag in _FLAGS if flag in token}
+            flags = {flag: bool(token[flag]) for flag in TOKEN_FLAGS if flag in token}
             wanted = tokenizers.AddedToken(_text(token), **flags)
             # tokenizer.json wins if the two files give a token different ids.
             if known.get(id) == wanted or backend.token_to_id(wanted.content) not in (None, id):
@@ -84,7 +84,7 @@ class TokenizerConfig:
             backend.add_tokens([wanted])
             if (got := backend.token_to_id(wanted.content)) != id:
                 raise CheckpointError(
-                    f"{self.path} gives token {shown(wanted.content)} the id {id}, but tokenizer.json leaves it {got}",
+                    f"{self.path} gives token {shown(wanted.content)} the id {id}, but tokenizer.json gives it {got}",
                     path=self.path,
                 )
         special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from attrs import frozen
 
 from paged_sdk.chat.grammar_writer import GrammarWriter
-from paged_sdk.errors import ConstraintError, shown
-from paged_sdk.types.patterns import portable_pattern
+from paged_sdk.chat.value_schemas import names_string, whole_pattern, why_malformed
+from paged_sdk.errors import ConstraintError
+from paged_sdk.types.schema_references import resolve_reference
 
-__all__ = ["Dialect", "ValueGrammar", "allows_strings", "properties_of"]
+__all__ = ["Dialect", "ValueGrammar"]
 
 _SAYS_NOTHING: Final = frozenset(
     {"title", "description", "default", "examples", "$comment", "$schema", "$id", "$defs", "definitions", "deprecated"}
@@ -25,43 +24,7 @@ _OF_STRINGS: Final = frozenset({"minLength", "maxLength", "pattern", "format"})
 _OF_NUMBERS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _OF_LISTS: Final = frozenset({"items", "minItems", "maxItems"})
 _OF_OBJECTS: Final = frozenset({"properties", "required", "additionalProperties"})
-_ENDS_THERE: Final = re.compile(r"(?<!\\)(?:\\\\)*\$\Z")
-"""Matches an unescaped ``$`` at the end of a pattern."""
 _ALL_TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
-
-
-def _is_choice(value: object) -> bool:
-    return isinstance(value, list) and bool(value)
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _is_names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _is_kind(value: object) -> bool:
-    return isinstance(value, str) or (_is_choice(value) and _is_names(value))
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-_SHAPES: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = MappingProxyType(
-    {
-        "anyOf": (_is_choice, "a list of one schema or more"),
-        "enum": (_is_choice, "a list of one value or more"),
-        "properties": (_is_object, "an object of schemas"),
-        "required": (_is_names, "a list of names"),
-        "type": (_is_kind, "a name, or a list of one name or more"),
-        **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), (_is_count, "an int >= 0")),
-    }
-)
-"""Maps keywords to a check of their values, and what the check expects."""
-_RANGES: Final = (("minItems", "maxItems"), ("minLength", "maxLength"))
 
 
 @frozen(kw_only=True)
@@ -127,7 +90,7 @@ class ValueGrammar:
         if schema is True:
             schema = {}
         if not isinstance(schema, Mapping):
-            raise self._refusal("", f"{schema!r} describes no value")
+            raise self._refusal("", f"the schema of a value is {schema!r}: expected an object or true")
         known = json.dumps(schema)
         if known not in self._known:
             self._known[known] = name = self._writer.name()
@@ -202,7 +165,7 @@ class ValueGrammar:
                 case "object":
                     expressions.append(self._object(schema))
                 case _:
-                    raise self._refusal("type", f"{kind!r} is no type")
+                    raise self._refusal("type", f"{kind!r} is not a type of JSON")
         return writer.any_of(expressions)
 
     def _string(self, schema: Mapping[str, Any]) -> str:
@@ -290,7 +253,7 @@ class ValueGrammar:
             self._check(schema, {"enum", "const", "type"})
             options = schema.get("enum", [schema.get("const")])
             yield from (each for each in options if isinstance(each, str))
-        elif _says_string(schema):
+        elif names_string(schema):
             self._check(schema, {"type"} | _OF_STRINGS | _OF_NUMBERS | _OF_LISTS | _OF_OBJECTS)
             yield _only(schema, _OF_STRINGS)
 
@@ -304,35 +267,18 @@ class ValueGrammar:
         if "format" in schema:
             raise self._refusal("format", "it cannot be enforced in the model's format")
         if "pattern" in schema:
-            parts.append(f"/{_escaped(self._whole(schema['pattern']))}/")
+            try:
+                parts.append(f"/{_escaped(whole_pattern(schema['pattern']))}/")
+            except ValueError as error:
+                raise self._refusal("pattern", str(error)) from None
         return " & ".join(parts)
-
-    def _whole(self, pattern: Any) -> str:
-        """Convert a pattern that may match anywhere in a text to a regular expression that matches the whole text."""
-        if not isinstance(pattern, str):
-            raise self._refusal("pattern", f"{pattern!r} is no expression")
-        try:
-            pattern = portable_pattern(pattern)
-        except ValueError as error:
-            raise self._refusal("pattern", f"{pattern!r}: {error}") from None
-        begins, ends = pattern.startswith("^"), _ENDS_THERE.search(pattern) is not None
-        if (begins or ends) and _has_alternatives(pattern):
-            raise self._refusal("pattern", f"{pattern!r} has alternatives beside ^ or $: put them in parentheses")
-        inner = pattern[begins : len(pattern) - ends]
-        return f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
 
     def _target(self, reference: Any) -> Any:
         """Return the schema that a reference leads to."""
-        target: Any = self._root
-        parts = reference.split("/") if isinstance(reference, str) else [""]
-        if parts[0] != "#":
-            raise self._refusal("$ref", f"{reference!r} leads out of the schema")
-        for part in parts[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(target, Mapping) or key not in target:
-                raise self._refusal("$ref", f"{reference!r} leads nowhere")
-            target = target[key]
-        return target
+        try:
+            return resolve_reference(self._root, reference)
+        except LookupError as error:
+            raise self._refusal("$ref", str(error)) from None
 
     def _check(self, schema: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:
         for keyword in schema:
@@ -340,65 +286,14 @@ class ValueGrammar:
                 raise self._refusal(keyword, f"{keyword} cannot be enforced in the model's format")
 
     def _check_shapes(self, schema: Mapping[str, Any]) -> None:
-        for keyword, (fits, allowed) in _SHAPES.items():
-            if keyword in schema and not fits(schema[keyword]):
-                raise self._refusal(keyword, f"{keyword} = {shown(schema[keyword])}: expected {allowed}")
-        for least, most in _RANGES:
-            if schema.get(least, 0) > schema.get(most, math.inf):
-                raise self._refusal(least, f"{least} = {schema[least]} is more than {most} = {schema[most]}")
+        wrong = why_malformed(schema)
+        if wrong is not None:
+            raise self._refusal(*wrong)
 
     def _refusal(self, keyword: str, reason: str) -> ConstraintError:
         return ConstraintError(
             f"the constraint (tools) cannot be enforced: {self._label}: {reason}", kind="tools", keyword=keyword
         )
-
-
-def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schemas of an object's properties; empty if the schema has none."""
-    properties = schema.get("properties")
-    return properties if isinstance(properties, Mapping) else {}
-
-
-def allows_strings(schema: Any, root: Mapping[str, Any] | None = None) -> bool:
-    """Tell whether a schema allows strings. Anything that is not a schema does.
-
-    :param root: the schema in which references are resolved; None: references count as allowing strings
-    """
-    return _allows_strings(schema, root, 8, set())
-
-
-def _allows_strings(schema: Any, root: Mapping[str, Any] | None, depth: int, known: set[str]) -> bool:
-    """Implement :func:`allows_strings`.
-
-    :param depth: how many levels of references and alternatives to follow; beyond, strings count as allowed
-    :param known: references already followed, whose targets allow no strings by themselves; extended here
-    """
-    if not isinstance(schema, Mapping) or not depth:
-        return True
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and root is not None:
-        if reference in known:
-            return False
-        known.add(reference)
-        target: Any = root
-        for part in reference.split("/")[1:]:
-            target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
-        return _allows_strings(target, root, depth - 1, known)
-    parts = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(parts, list):
-        return any(_allows_strings(part, root, depth - 1, known) for part in parts)
-    if "const" in schema:
-        return isinstance(schema["const"], str)
-    values = schema.get("enum")
-    if isinstance(values, list) and "type" not in schema:
-        return any(isinstance(value, str) for value in values)
-    return _says_string(schema)
-
-
-def _says_string(schema: Mapping[str, Any]) -> bool:
-    """Tell whether strings are among the types that a schema allows."""
-    kind = schema.get("type", "string")
-    return kind == "string" or (isinstance(kind, list) and "string" in kind)
 
 
 def _only(schema: Mapping[str, Any], keywords: frozenset[str]) -> dict[str, Any]:
@@ -408,21 +303,3 @@ def _only(schema: Mapping[str, Any], keywords: frozenset[str]) -> dict[str, Any]
 def _escaped(expression: str) -> str:
     """Escape a regular expression for use between slashes."""
     return re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", expression).replace("\n", r"\n")
-
-
-def _has_alternatives(pattern: str) -> bool:
-    depth, in_class, escaped = 0, False, False
-    for character in pattern:
-        if escaped:
-            escaped = False
-        elif character == "\\":
-            escaped = True
-        elif in_class:
-            in_class = character != "]"
-        elif character == "[":
-            in_class = True
-        elif character in "()":
-            depth += 1 if character == "(" else -1
-        elif character == "|" and not depth:
-            return True
-    return False

@@ -99,14 +99,14 @@ class ModelSource:
     """Says which model to load.
 
     :ivar location: a path or a Hub id
-    :ivar filenames: GGUF files below the location; empty: the files found there
+    :ivar filename: the GGUF file below the location, or any part of a split model; None: the model found there
     :ivar gguf: True: look for GGUF files; False: for a Hugging Face checkpoint; None: for either
     :ivar mmproj: GGUF file of the image encoder: a path, or a file name at the location; None: the mmproj file there,
         if there is exactly one
     """
 
     location: str
-    filenames: tuple[str, ...] = ()
+    filename: str | None = None
     gguf: bool | None
     mmproj: str | None = None
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import combinations
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from attrs import field, frozen
 
-from paged_sdk.constraints.references import target_of
+from paged_sdk.constraints.schema_parts import Schema, list_of, target_of
 
 __all__ = ["Alternatives"]
-
-Schema: TypeAlias = dict[str, Any]
 
 _MAX_DEPTH: Final = 16
 _MAX_STEPS: Final = 200_000
@@ -112,10 +110,10 @@ class Alternatives:
         facts = self._own_facts(schema)
         if "$ref" in schema:
             facts = facts.and_(self._facts(target_of(self._root, schema["$ref"]), depth + 1))
-        for part in _list(schema.get("allOf")):
+        for part in list_of(schema.get("allOf")):
             facts = facts.and_(self._facts(part, depth + 1))
         for keyword in ("anyOf", "oneOf"):
-            parts = [self._facts(part, depth + 1) for part in _list(schema.get(keyword))]
+            parts = [self._facts(part, depth + 1) for part in list_of(schema.get(keyword))]
             if parts:
                 facts = facts.and_(reduce(_Facts.or_, parts))
         return facts
@@ -123,7 +121,7 @@ class Alternatives:
     def _own_facts(self, schema: Schema) -> _Facts:
         types = _TYPES
         said = schema.get("type")
-        names = [said] if isinstance(said, str) else _list(said)
+        names = [said] if isinstance(said, str) else list_of(said)
         if names:
             types = frozenset("number" if name == "integer" else name for name in names if isinstance(name, str))
         values = self._values(schema)
@@ -136,7 +134,7 @@ class Alternatives:
             allowed = self._values(each)
             if allowed is not None:
                 members[name] = allowed
-        required = frozenset(name for name in _list(schema.get("required")) if isinstance(name, str))
+        required = frozenset(name for name in list_of(schema.get("required")) if isinstance(name, str))
         return _Facts(types, values, members, required)
 
     def _values(self, schema: object) -> frozenset[object] | None:
@@ -152,7 +150,3 @@ class Alternatives:
         if self._num_left < 0 or any(isinstance(choice, list | dict) for choice in choices):
             return None
         return frozenset((isinstance(choice, bool), choice) for choice in choices)
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

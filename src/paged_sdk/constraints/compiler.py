@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import Factory, evolve, frozen
 
 from paged_sdk.constraints.grammar import Grammar, Language, error_of
-from paged_sdk.constraints.json_schema import Problem, Schema, has_open_names, read_schema
+from paged_sdk.constraints.json_schema import Problem, has_open_names, read_schema
 from paged_sdk.constraints.reasons import problem_of
+from paged_sdk.constraints.schema_parts import Schema
 from paged_sdk.constraints.vocabulary import Vocabulary
 from paged_sdk.errors import ConstraintError, QueueFullError, shortened
 from paged_sdk.system.threads import thread_must_start
@@ -150,7 +151,7 @@ class GrammarCompiler:
     def _compiled(self, constraint: Language) -> Grammar | Problem:
         import llguidance
 
-        schemas: dict[str, Schema] = {}
+        schemas: dict[str, tuple[str, Schema]] = {}
         match constraint:
             case CallGrammar(lark=lark, rules=rules):
                 lines = [lark]
@@ -161,7 +162,7 @@ class GrammarCompiler:
                     options = _json_options(checked, json.dumps(checked), _CALLS)
                     if isinstance(options, Problem):
                         return evolve(options, message=f"{rule.label}: {options.message}")
-                    schemas[rule.label] = checked
+                    schemas[rule.label] = rule.schema, checked
                     lines.append(f"{rule.name}: %json {json.dumps({**checked, 'x-guidance': options})}")
                 if lark.count("\n") > _MAX_RULES:  # one rule per line, with few brackets
                     return _TOO_MANY
@@ -170,7 +171,7 @@ class GrammarCompiler:
                 checked = read_schema(source)
                 if isinstance(checked, Problem):
                     return checked
-                schemas[""] = checked
+                schemas[""] = source, checked
                 text = json.dumps(checked)
                 options = _json_options(checked, text, _COMPACT if constraint.compact else _JSON_OPTIONS)
                 if isinstance(options, Problem):
@@ -244,14 +245,26 @@ def _json_options(schema: Schema, text: str, options: Mapping[str, Any]) -> Any 
     # Only with these escapes does each property name have a single spelling, so that none can be repeated under another
     # one. Other control characters then cannot be written.
     if _CONTROL_CHARACTER.search(text) is not None:
-        return Problem("a control character beside names of properties that are not all given")
+        return Problem(
+            "it has a control character, which is supported only if every object that it describes has "
+            "additionalProperties: false"
+        )
     return {**options, "json_allowed_escapes": 'nrbtf\\"'}
 
 
-def _problem(message: str, schemas: Mapping[str, Schema]) -> Problem:
-    """Return the problem that an error of llguidance describes, located in the first schema that it fits."""
-    problems = {label: problem_of(message, schema) for label, schema in schemas.items()}
+def _problem(message: str, schemas: Mapping[str, tuple[str, Schema]]) -> Problem:
+    """Return the problem that an error of llguidance describes, located in the first schema that it fits.
+
+    :param schemas: by label, each schema as it was given and as it was rewritten
+    """
+    problems = {label: _located(message, *schema) for label, schema in schemas.items()}
     for label, problem in problems.items():
         if problem.position is not None and label:
             return evolve(problem, message=f"{label}: {message}")
     return next(iter(problems.values()), Problem(message))
+
+
+def _located(message: str, source: str, rewritten: Schema) -> Problem:
+    """Return the problem at its position in the schema as it was given, if the keyword is in that."""
+    problem = problem_of(message, json.loads(source))
+    return problem if problem.position is not None else problem_of(message, rewritten)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Final
 
-from paged_sdk.constraints.references import target_of
+from paged_sdk.constraints.schema_parts import Schema, list_of, target_of
 
 __all__ = ["endless_reference"]
-
-Schema: TypeAlias = dict[str, Any]
 
 _MAX_DEPTH: Final = 32
 _MAX_STEPS: Final = 200_000
@@ -24,7 +22,7 @@ def endless_reference(root: Schema, references: Iterable[str]) -> str | None:
     :param references: the references to check
     :returns: None also if this is not certain, or would take too long to find out
     """
-    targets = {each: root if each == "#" else target_of(root, each) for each in references}
+    targets = {each: target_of(root, each) for each in references}
     endings = _Endings(targets)
     while more := {each for each in targets.keys() - endings.finite if endings.has_value(targets[each])}:
         endings.finite |= more
@@ -55,7 +53,7 @@ class _Endings:
         reference = schema.get("$ref")
         if isinstance(reference, str) and reference in self._targets and reference not in self.finite:
             return False
-        choices = _list(schema.get("anyOf"))
+        choices = list_of(schema.get("anyOf"))
         return all(self.has_value(part, depth + 1) for part in _parts(schema)) and (
             not choices or any(self.has_value(choice, depth + 1) for choice in choices)
         )
@@ -63,12 +61,12 @@ class _Endings:
 
 def _parts(schema: Schema) -> list[object]:
     """Return the schemas that apply to every value of a schema, or to a part that every value has."""
-    parts = [*_list(schema.get("allOf"))]
+    parts = [*list_of(schema.get("allOf"))]
     if schema.get("type") == "object" and isinstance(properties := schema.get("properties"), dict):
-        names = [name for name in _list(schema.get("required")) if isinstance(name, str)]
+        names = [name for name in list_of(schema.get("required")) if isinstance(name, str)]
         parts += [properties[name] for name in names if name in properties]
     if schema.get("type") == "array" and isinstance(least := schema.get("minItems"), int):
-        first = _list(schema.get("prefixItems"))
+        first = list_of(schema.get("prefixItems"))
         parts += first[:least]
         if least > len(first):
             parts.append(schema.get("items"))
@@ -78,8 +76,4 @@ def _parts(schema: Schema) -> list[object]:
 def _length(schema: object) -> int:
     """Return how many items a schema lists."""
     lists = ("allOf", "anyOf", "prefixItems", "required")
-    return sum(len(_list(schema.get(each))) for each in lists) if isinstance(schema, dict) else 0
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+    return sum(len(list_of(schema.get(each))) for each in lists) if isinstance(schema, dict) else 0

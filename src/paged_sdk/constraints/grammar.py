@@ -13,7 +13,7 @@ from paged_sdk.types.constraint import Constraint
 if TYPE_CHECKING:
     import llguidance
 
-__all__ = ["Grammar", "GrammarText", "Language", "error_of"]
+__all__ = ["Grammar", "GrammarState", "Language", "error_of"]
 
 Language: TypeAlias = Constraint | CallGrammar
 """The sources that a grammar can be compiled from."""
@@ -30,17 +30,17 @@ class Grammar:
     matcher: llguidance.LLMatcher
     end_ids: tuple[int, ...]
 
-    def begin(self, stop_token_ids: Iterable[int], vocab_size: int) -> GrammarText:
+    def begin(self, stop_token_ids: Iterable[int], vocab_size: int) -> GrammarState:
         """Start a new text.
 
         :param stop_token_ids: tokens that end this text: allowed where the grammar lets it end, and nowhere else
         :param vocab_size: columns of the logits
         """
         ends = tuple(sorted(token for token in stop_token_ids if token < vocab_size))
-        return GrammarText(self, self.matcher.deep_copy(), [], ends)
+        return GrammarState(self, self.matcher.deep_copy(), [], ends)
 
 
-class GrammarText:
+class GrammarState:
     """Keeps the output tokens of one sequence, and a matcher that has consumed a prefix of them.
 
     The matcher consumes tokens lazily, only when :meth:`move_to` is called.
@@ -78,9 +78,9 @@ class GrammarText:
             self.matcher = self._grammar.matcher.deep_copy()
             self._num_consumed = 0
 
-    def copy(self) -> GrammarText:
+    def copy(self) -> GrammarState:
         """Return an independent copy."""
-        return GrammarText(
+        return GrammarState(
             self._grammar, self.matcher.deep_copy(), self.tokens.copy(), self.end_ids, self._num_consumed
         )
 
@@ -105,7 +105,7 @@ class GrammarText:
         follow.
         """
         tokens: list[int] = self.matcher.compute_ff_tokens()
-        ends = (place for place, token in enumerate(tokens) if token in self.end_ids)
+        ends = (index for index, token in enumerate(tokens) if token in self.end_ids)
         return tokens[: next(ends, len(tokens))]
 
     def may_end(self) -> bool:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+from typing import Final, NoReturn
 
 from attrs import field, frozen
 from attrs.converters import optional
@@ -14,18 +14,14 @@ from attrs.converters import optional
 from paged_sdk.constraints.alternatives import Alternatives
 from paged_sdk.constraints.endless import endless_reference
 from paged_sdk.constraints.numbers import have_common_multiple, inner_bound, is_exact
-from paged_sdk.constraints.references import target_of
+from paged_sdk.constraints.schema_parts import Place, Schema, schemas_in, target_of
 from paged_sdk.errors import shortened, shown
 from paged_sdk.types.patterns import portable_pattern
 
-__all__ = ["Place", "Problem", "Schema", "has_open_names", "read_schema", "schemas_in"]
+__all__ = ["Problem", "has_open_names", "read_schema"]
 
-Schema: TypeAlias = dict[str, Any]
-
-_MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _IGNORED: Final = ("x-guidance", "contentEncoding", "contentMediaType", "contentSchema")
 """Refused: llguidance ignores the content keywords, and x-guidance would let a schema override its strictness."""
-_VALUES: Final = frozenset({"const", "default", "discriminator", "enum", "examples"})
 _COUNTS: Final = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"})
 _DIALECTS: Final = re.compile(r"https?://json-schema\.org/(?:draft-0[467]|draft/(?:2019-09|2020-12))/schema#?")
 
@@ -76,26 +72,6 @@ class Problem:
     position: str | None = field(default=None, converter=optional(str))
 
 
-class Place(NamedTuple):
-    """Locates a part of a schema document. It is converted to a JSON pointer only when needed: below a name of 500,000
-    characters, the pointers of all parts would fill the memory.
-
-    :ivar above: the part that contains it; None for the whole document
-    :ivar name: its keyword or key, or its index in a list
-    """
-
-    above: Place | None = None
-    name: str | int = ""
-
-    def __str__(self) -> str:
-        names: list[str] = []
-        place = self
-        while place.above is not None:
-            names.append("/" + _escaped(str(place.name)))
-            place = place.above
-        return "".join(reversed(names))
-
-
 def read_schema(source: str) -> Schema | Problem:
     """Read a schema, and rewrite it so that llguidance enforces what it means.
 
@@ -107,16 +83,16 @@ def read_schema(source: str) -> Schema | Problem:
     try:
         schema = json.loads(source, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        return Problem(f"the schema is no JSON: {error}")
+        return Problem(f"the schema is not valid JSON: {error}")
     if schema is True:
         return {}
     if schema is False:
-        return Problem("no JSON is valid by false", "false", "")
+        return Problem("the schema is false, which allows no value", "false", "")
     if not isinstance(schema, dict):
         return Problem(f"the schema is a {type(schema).__name__}: expected an object or a boolean")
     reader = _Reader(schema)
     for position, each in list(schemas_in(schema)):
-        problem = reader.refuse(each, position) or reader.restate(each, position)
+        problem = reader.why_not(each, position) or reader.rewrite(each, position)
         if problem is not None:
             return problem
     references = _references(schema)
@@ -139,7 +115,7 @@ def has_open_names(schema: Schema) -> bool:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"JSON has no number {name}")
 
 
 class _Reader:
@@ -151,38 +127,50 @@ class _Reader:
         self._num_pairs = 0
         self._divisors: list[int | float] = []
 
-    def refuse(self, schema: Schema, position: Place) -> Problem | None:
+    def why_not(self, schema: Schema, position: Place) -> Problem | None:
         """Return why llguidance would not enforce a schema, or would take too long to compile it; None if neither."""
         for keyword in schema.keys() & {*_IGNORED}:
             return Problem(f"{keyword} is not supported", keyword, position)
         dialect = schema.pop("$schema", None)
         if dialect is not None and _DIALECTS.fullmatch(str(dialect)) is None:
-            message = f"$schema is none of drafts 4, 6, 7, 2019-09 and 2020-12: {shown(dialect)}"
+            message = f"$schema = {shown(dialect)}: expected that of draft 4, 6, 7, 2019-09 or 2020-12"
             return Problem(message, "$schema", position)
         if position.above is not None and "$id" in schema and "$ref" in schema:
             return Problem("drafts differ on $id beside $ref", "$id", position)
         required = schema.get("required")
         least, num_required = schema.get("minProperties"), len(required) if isinstance(required, list) else 0
         if isinstance(least, int | float) and least > num_required + 1:
-            message = f"minProperties is {least}, and {num_required} properties are required: names that a text "
-            return Problem(message + "repeats would be counted twice", "minProperties", position)
+            message = f"minProperties = {least} with {num_required} required properties: at most one more is allowed, "
+            return Problem(message + "since a repeated name would be counted twice", "minProperties", position)
         patterns, divisor = schema.get("patternProperties"), schema.get("multipleOf")
         self._num_pairs += len(patterns) ** 2 // 2 if isinstance(patterns, dict) else 0
         if self._num_pairs > _MAX_PATTERN_PAIRS:
-            return Problem("too many patterns to compare with each other", "patternProperties", position)
+            return Problem(
+                f"patternProperties makes more than {_MAX_PATTERN_PAIRS:,} pairs of patterns to compare",
+                "patternProperties",
+                position,
+            )
         if isinstance(divisor, int | float):
             self._divisors.append(divisor)
             if sum(self._divisors) > _MAX_DIVISORS:
-                return Problem(f"multipleOf is more than {_MAX_DIVISORS} in all", "multipleOf", position)
+                return Problem(
+                    f"the values of multipleOf add up to more than {_MAX_DIVISORS:,}", "multipleOf", position
+                )
             if not have_common_multiple(self._divisors):
-                return Problem("numbers have to be multiples of too many others", "multipleOf", position)
+                return Problem(
+                    "the least common multiple of all values of multipleOf is too large", "multipleOf", position
+                )
         for keyword in ("const", "enum"):
             inexact = next((number for number in _numbers_in(schema.get(keyword)) if not is_exact(number)), None)
             if inexact is not None:
-                return Problem(f"{inexact} has more digits than are read exactly", keyword, position)
+                return Problem(
+                    f"{keyword} has {inexact}, which not every JSON library reads exactly; numbers of 15 digits are",
+                    keyword,
+                    position,
+                )
         return None
 
-    def restate(self, schema: Schema, position: Place) -> Problem | None:
+    def rewrite(self, schema: Schema, position: Place) -> Problem | None:
         """Rewrite a schema in place so that llguidance reads it as meant; return why this is not possible, or None."""
         try:
             if isinstance(schema.get("pattern"), str):
@@ -205,14 +193,14 @@ class _Reader:
         for keyword in _COUNTS & schema.keys():
             if isinstance(schema[keyword], float) and schema[keyword].is_integer():
                 schema[keyword] = int(schema[keyword])
-        _restate_bounds(schema)
+        _rewrite_bounds(schema)
         one_of = schema.get("oneOf")
         if isinstance(one_of, list) and self._alternatives.exclude_each_other(one_of):
             _add(schema, {"anyOf": schema.pop("oneOf")})
         return None
 
 
-def _restate_bounds(schema: Schema) -> None:
+def _rewrite_bounds(schema: Schema) -> None:
     """Round bounds inward to 15 digits, since 0.99999999999999999 would be read as 1, and make the exclusive bounds of
     non-integers inclusive.
     """
@@ -250,34 +238,6 @@ def _add(schema: Schema, more: Schema) -> None:
         schema["allOf"].append(more)
 
 
-def schemas_in(schema: Schema, seen: set[int] | None = None) -> Iterator[tuple[Place, Schema]]:
-    """Yield a schema and all schemas in it, each with its place. The value of an unknown keyword counts as a schema,
-    since references may lead to it.
-
-    :param seen: ``id`` of schemas to skip, including all schemas in them; the yielded ones are added
-    """
-    pending: list[tuple[Place, object]] = [(Place(), schema)]
-    while pending:
-        place, each = pending.pop()
-        if not isinstance(each, dict) or (seen is not None and id(each) in seen):
-            continue
-        if seen is not None:
-            seen.add(id(each))
-        yield place, each
-        below: list[tuple[Place, object]] = []
-        for key, value in each.items():
-            at = Place(place, key)
-            if key in _VALUES:
-                continue
-            if isinstance(value, list):
-                below += [(Place(at, number), part) for number, part in enumerate(value)]
-            elif key in _MAPS and isinstance(value, dict):
-                below += [(Place(at, name), part) for name, part in value.items()]
-            else:
-                below.append((at, value))
-        pending += reversed(below)
-
-
 def _references(root: Schema) -> dict[str, tuple[str, Place]]:
     """Return the references that validating a value may follow, each with a place where it is used: the JSON pointer of
     the target that contains it (empty: the document), and the place within that target.
@@ -292,9 +252,6 @@ def _references(root: Schema) -> dict[str, tuple[str, Place]]:
             reference = each.get("$ref")
             if isinstance(reference, str) and reference not in found:
                 found[reference] = at, place
-                pending.append((reference.removeprefix("#"), target_of(root, reference)))
+                if reference != "#":  # the document itself, of which unused definitions would count, too
+                    pending.append((reference.removeprefix("#"), target_of(root, reference)))
     return found
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from paged_sdk.constraints.grammar import GrammarText, error_of
+from paged_sdk.constraints.grammar import GrammarState, error_of
 from paged_sdk.system.processors import usable_processors
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Positions:
     :ivar num: number of positions
     """
 
-    text: GrammarText
+    state: GrammarState
     first: int
     num: int
 
@@ -57,8 +57,8 @@ class Mask:
 
     def allows(self, token: int) -> bool:
         """Tell whether a token is allowed."""
-        place = int(np.searchsorted(self.tokens, token))
-        return (place < len(self.tokens) and int(self.tokens[place]) == token) == self.are_allowed
+        index = int(np.searchsorted(self.tokens, token))
+        return (index < len(self.tokens) and int(self.tokens[index]) == token) == self.are_allowed
 
 
 class MaskFiller:
@@ -81,24 +81,24 @@ class MaskFiller:
         """
         words = np.zeros((sum(each.num for each in positions), (self._vocab_size + 31) // 32), np.int32)
         starts = [0, *accumulate(each.num for each in positions)]
-        errors = [each.text.move_to(each.first) for each in positions]
+        errors = [each.state.move_to(each.first) for each in positions]
         alone: list[tuple[llguidance.LLMatcher, int]] = []
         drafted: list[tuple[llguidance.LLMatcher, int, list[int]]] = []
         for each, start, error in zip(positions, starts, errors, strict=False):
             if error:
                 continue
             if each.num == 1:
-                alone.append((each.text.matcher, start))
+                alone.append((each.state.matcher, start))
             else:
                 # A copy (2 us) is used and thrown away: llguidance 1.9 consumes the drafts and rolls back, which fails
                 # or leaves a wrong state after tokens that the grammar names by id.
-                drafts = each.text.tokens[each.first : each.first + each.num - 1]
-                drafted.append((each.text.matcher.deep_copy(), start, drafts))
+                drafts = each.state.tokens[each.first : each.first + each.num - 1]
+                drafted.append((each.state.matcher.deep_copy(), start, drafts))
         self._compute(words, alone, drafted)
         masks: list[Mask | str] = []
         for each, start, error in zip(positions, starts, errors, strict=False):
-            own, failure = words[start : start + each.num].view(np.uint32), error or error_of(each.text.matcher)
-            masks += [failure or self._mask(row, each.text) for row in own]
+            own, failure = words[start : start + each.num].view(np.uint32), error or error_of(each.state.matcher)
+            masks += [failure or self._mask(row, each.state) for row in own]
         return masks
 
     def _compute(
@@ -125,12 +125,12 @@ class MaskFiller:
         if drafted:
             numpy.fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, words)
 
-    def _mask(self, words: _Words, text: GrammarText) -> Mask:
+    def _mask(self, words: _Words, state: GrammarState) -> Mask:
         """Convert a bitmask, with a cache: a grammar has few different masks, one for most of a JSON string."""
-        key = words.tobytes(), text.end_ids, text.own_end_ids
+        key = words.tobytes(), state.end_ids, state.own_end_ids
         mask = self._known.get(key)
         if mask is None:
-            ending, lacks_ends = _set_ends(words, text)
+            ending, lacks_ends = _set_ends(words, state)
             mask = self._known[key] = _mask_of(words, self._vocab_size, ending, lacks_ends=lacks_ends)
             if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
@@ -146,25 +146,25 @@ def _mask_of(words: _Words, vocab_size: int, ending: int | None, *, lacks_ends: 
     return Mask(tokens, are_allowed, ending, lacks_ends)
 
 
-def _set_ends(mask: _Words, text: GrammarText) -> tuple[int | None, bool]:
+def _set_ends(mask: _Words, state: GrammarState) -> tuple[int | None, bool]:
     """Replace the grammar's end tokens in a bitmask by the end tokens of this text.
 
     :param mask: a bit for each token; changed in place
     :returns: a token that ends the text, if nothing else may follow (:attr:`Mask.ending`), and
         :attr:`Mask.lacks_ends`
     """
-    own = text.own_end_ids
+    own = state.own_end_ids
     may_end = _allows(mask, own[0])
-    lacks_ends = not may_end and any(_allows(mask, end) for end in text.end_ids)
-    for end in {*own, *text.end_ids}:
+    lacks_ends = not may_end and any(_allows(mask, end) for end in state.end_ids)
+    for end in {*own, *state.end_ids}:
         mask[end >> 5] &= ~np.uint32(1 << (end & 31))
     if not may_end:
         return None, lacks_ends
     if not mask.any():
-        end = (text.end_ids or own)[0]
+        end = (state.end_ids or own)[0]
         mask[end >> 5] |= np.uint32(1 << (end & 31))
         return end, False
-    for end in text.end_ids:
+    for end in state.end_ids:
         mask[end >> 5] |= np.uint32(1 << (end & 31))
     return None, False
 

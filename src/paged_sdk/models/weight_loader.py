@@ -11,7 +11,7 @@ from attrs import evolve
 from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
-from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError, shown
+from paged_sdk.errors import ConfigError, UnsupportedQuantizationError, shown
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
@@ -26,7 +26,7 @@ from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import ExpertStack, NamedMatrix, Role, WeightPolicy
-from paged_sdk.weights.source import OfFiles, WeightSource
+from paged_sdk.weights.source import WeightSource, malformed
 
 __all__ = ["WeightLoader"]
 
@@ -355,11 +355,8 @@ class WeightLoader:
     def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
         found = self._source.shape(name)
         if found != expected:
-            path = self._source.path_of(name) if isinstance(self._source, OfFiles) else None
-            where = "" if path is None else f"{path}: "
-            raise CheckpointError(
-                f"{where}tensor {shown(name)} has shape {list(found)}: expected {list(expected)}", path=path
-            )
+            what = f"tensor {shown(name)} has shape {list(found)}: expected {list(expected)}"
+            raise malformed(self._source, name, what)
 
     def _loaded(self, *names: str) -> None:
         with self._lock:  # so that the reported number never decreases

@@ -104,7 +104,7 @@ class WeightPolicy:
         its type the matrix is not quantized in situ
     :ivar importance: maps a matrix's name and index to the weights of its columns' squared errors, float32
         ``[columns]``; None: all 1. Types with grouped codes ignore it
-    :ivar kept: given a key that identifies a matrix, and the matrix as it will be quantized in situ, returns the same
+    :ivar cached: given a key that identifies a matrix, and the matrix as it will be quantized in situ, returns the same
         matrix, whose rows may be read from the ISQ cache
     :ivar one_form: whether packed weights are multiplied the same way for any number of rows, so that results do not
         depend on the batch
@@ -119,7 +119,7 @@ class WeightPolicy:
     isq: IsqType | None = None
     isq_by_name: Sequence[tuple[Pattern[str], IsqType | None]] = ()
     importance: Callable[[str, tuple[int, ...]], Tensor | None] | None = None
-    kept: Callable[[str, BlockMatrix | UnreadGroupedMatrix], BlockMatrix | UnreadGroupedMatrix] | None = None
+    cached: Callable[[str, BlockMatrix | UnreadGroupedMatrix], BlockMatrix | UnreadGroupedMatrix] | None = None
     one_form: bool = False
     forms: Sequence[Form] = field(factory=find_forms)
     memory: Callable[[int], Tensor] = own_pages
@@ -244,9 +244,9 @@ class WeightPolicy:
             # longest.
             threads = None if self.workspace is None else self.workspace.num_threads
             made = quantize_stored(named.matrix, isq, library, place.device, importance, num_threads=threads)
-            if self.kept is None or place.device.type != "cpu":
+            if self.cached is None or place.device.type != "cpu":
                 return made
-            return self.kept(f"{named.name} {named.index} {isq.value} {named.cut}".rstrip(), made)
+            return self.cached(f"{named.name} {named.index} {isq.value} {named.cut}".rstrip(), made)
         if named.matrix.is_dense or (self.keep_blocks and place.device not in self.decoded_on):
             return named.matrix
         return DecodedMatrix(named.matrix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from paged_sdk.config.hang_limits import HangLimits
-from paged_sdk.remote.pulse import Pulse
+from paged_sdk.remote.hang_detector import HangDetector
 from paged_sdk.worker.worker import Worker
 
 __all__ = ["until_hung"]
@@ -17,11 +17,11 @@ async def until_hung(worker: Worker, step_seconds: float | None) -> str:
     :param step_seconds: the engine hangs if a step takes this long; None: no limit
     :returns: the reason, for the error
     """
-    pulse = Pulse(HangLimits(silent_seconds=None, step_seconds=step_seconds))
-    while pulse.round_seconds is not None:
-        await asyncio.sleep(pulse.round_seconds)
-        pulse.note_step(worker.running_step)
-        if (reason := pulse.next_round()) is not None:
+    detector = HangDetector(HangLimits(silent_seconds=None, step_seconds=step_seconds))
+    while detector.round_seconds is not None:
+        await asyncio.sleep(detector.round_seconds)
+        detector.note_step(worker.running_step)
+        if (reason := detector.next_round()) is not None:
             return reason
     await asyncio.Event().wait()  # no limit: wait for ever
     raise AssertionError

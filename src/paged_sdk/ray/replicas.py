@@ -32,7 +32,7 @@ from paged_sdk.ray.ray_loop import RayLoop
 from paged_sdk.routing.replica_set import ReplicatedModel
 from paged_sdk.routing.routed_worker import RoutedWorker
 from paged_sdk.routing.waiting_room import WaitingRoom
-from paged_sdk.system.event_loop import settled
+from paged_sdk.system.event_loop import wait_until_done
 from paged_sdk.system.threads import in_own_thread
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ async def in_loop(loop: RayLoop, coroutine: Coroutine[Any, Any, _T]) -> _T:
     """Run a task in Ray's loop and wait for it in the caller's event loop."""
     future = loop.start(coroutine)
     try:
-        await settled(future)
+        await wait_until_done(future)
         return future.result()
     finally:
         future.cancel()  # no effect once the task has ended

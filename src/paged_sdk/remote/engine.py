@@ -23,9 +23,9 @@ from paged_sdk.remote.messages import (
     Abort,
     Answer,
     Ask,
+    CancelOperation,
     Close,
     Ended,
-    Forsake,
     FromEngine,
     Operation,
     Output,
@@ -35,7 +35,7 @@ from paged_sdk.remote.messages import (
 )
 from paged_sdk.remote.packing import pack, pack_processors, pack_request, unpack
 from paged_sdk.scheduler.request import Request
-from paged_sdk.system.event_loop import OutputLoop, settled
+from paged_sdk.system.event_loop import OutputLoop, wait_until_done
 from paged_sdk.system.owner import Owner, closed_model
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.stats import ModelStats
@@ -166,9 +166,9 @@ class RemoteEngine:
         self._link.send(pack(Ask(number, operation)))
         self._sweep_if_ended()
         try:
-            await settled(future)
+            await wait_until_done(future)
         except BaseException:
-            self._link.send(pack(Forsake(number)))
+            self._link.send(pack(CancelOperation(number)))
             if undo is not None:
                 future.add_done_callback(partial(self._undo, undo))
             raise

@@ -25,9 +25,9 @@ from paged_sdk.remote.messages import (
     Abort,
     Answer,
     Ask,
+    CancelOperation,
     Close,
     Ended,
-    Forsake,
     FromEngine,
     LoadAdapter,
     Operation,
@@ -54,7 +54,7 @@ __all__ = ["EngineHost", "adapters_of"]
 
 _log = get_logger(__name__)
 
-_Task: TypeAlias = "Ask | Forsake | tuple[int, Request, Language]"
+_Task: TypeAlias = "Ask | CancelOperation | tuple[int, Request, Language]"
 
 
 class EngineHost:
@@ -109,7 +109,7 @@ class EngineHost:
                 if request_id is not None:
                     self._aborted.add(number)
                     self._worker.abort(request_id)
-            case Ask() | Forsake():  # in order: a Forsake must find its Ask begun
+            case Ask() | CancelOperation():  # in order: a CancelOperation must find its Ask begun
                 self._loop.call_soon(partial(self._begin, message))
             case Ping():  # answered on the sending thread, which no step blocks
                 self.call_soon(self._answer_ping)
@@ -156,9 +156,9 @@ class EngineHost:
                     case Ask(number):
                         self._scopes[number] = scope = anyio.CancelScope()
                         tasks.start_soon(self._answer, task, scope)
-                    case Forsake(number) if number in self._scopes:
+                    case CancelOperation(number) if number in self._scopes:
                         self._scopes[number].cancel()
-                    case Forsake():  # the operation is answered already
+                    case CancelOperation():  # the operation is answered already
                         pass
                     case _:
                         tasks.start_soon(self._compile, *task)

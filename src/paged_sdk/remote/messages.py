@@ -17,9 +17,9 @@ __all__ = [
     "Abort",
     "Answer",
     "Ask",
+    "CancelOperation",
     "Close",
     "Ended",
-    "Forsake",
     "FromEngine",
     "LoadAdapter",
     "Operation",
@@ -97,7 +97,7 @@ class Ask:
 
 
 @frozen
-class Forsake:
+class CancelOperation:
     """Cancels an operation, since its caller no longer waits for it."""
 
     number: int
@@ -115,7 +115,7 @@ class Ping:
     """Asks for a :class:`Pong`."""
 
 
-ToEngine: TypeAlias = Submit | Abort | Ask | Forsake | Close | Ping
+ToEngine: TypeAlias = Submit | Abort | Ask | CancelOperation | Close | Ping
 
 
 @frozen

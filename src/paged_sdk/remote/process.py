@@ -26,16 +26,16 @@ from paged_sdk.logs import get_logger
 from paged_sdk.remote.channel import Channel
 from paged_sdk.remote.engine import RemoteEngine
 from paged_sdk.remote.face import Face, RemoteModel, unpack_face
+from paged_sdk.remote.hang_detector import HangDetector
 from paged_sdk.remote.link import Parcel
 from paged_sdk.remote.messages import FromEngine, Ping, Pong
 from paged_sdk.remote.packing import pack, unpack
-from paged_sdk.remote.pulse import Pulse
 from paged_sdk.remote.starting import Assignment, BeforeBuilt, Built, Failed, LogLine
-from paged_sdk.system.event_loop import settled
+from paged_sdk.system.event_loop import wait_until_done
 from paged_sdk.system.owner import Owner
 from paged_sdk.system.threads import in_own_thread, thread_must_start
 
-__all__ = ["EngineProcess", "ProcessModel", "Replied"]
+__all__ = ["BuildReply", "EngineProcess", "ProcessModel"]
 
 _log = get_logger(__name__)
 
@@ -46,7 +46,7 @@ _KILLED_SECONDS: Final = 30.0
 
 
 @frozen(eq=False)
-class Replied:
+class BuildReply:
     """Holds what the process sent after building its model.
 
     :ivar preparer: prepares requests for the model; None if it was not requested
@@ -91,9 +91,9 @@ class EngineProcess:
         )
         self._name = name
         self._owner = Owner()
-        self._built: Future[Replied] = Future()
+        self._built: Future[BuildReply] = Future()
         self._engine: RemoteEngine | None = None
-        self._pulse = Pulse(hang_limits)
+        self._hang_detector = HangDetector(hang_limits)
         self._why_killed: str | None = None
         self._is_over = threading.Event()
         self._outgoing: SimpleQueue[Parcel | None] = SimpleQueue()
@@ -126,13 +126,13 @@ class EngineProcess:
         """Return the process id."""
         return self._process.pid
 
-    async def built(self) -> Replied:
+    async def built(self) -> BuildReply:
         """Wait until the model is built.
 
         :raises PagedError: building the model has failed
         :raises ModelLoadError: the process ended before the model was built
         """
-        await settled(self._built)
+        await wait_until_done(self._built)
         return self._built.result()
 
     def send(self, parcel: Parcel) -> None:
@@ -180,7 +180,7 @@ class EngineProcess:
         _end(self._process, self._channel, self._owner)
 
     def _watch(self) -> None:
-        while not self._is_over.wait(self._pulse.round_seconds):
+        while not self._is_over.wait(self._hang_detector.round_seconds):
             self._look()
 
     def _look(self) -> None:
@@ -188,7 +188,7 @@ class EngineProcess:
         # Loading a model may take any time. Once killed, the process is not judged again, whatever it still sends.
         if self._engine is None or self._is_over.is_set():
             return
-        self._why_killed = self._pulse.next_round()
+        self._why_killed = self._hang_detector.next_round()
         if self._why_killed is None:
             self.send(pack(Ping()))
         else:
@@ -196,11 +196,11 @@ class EngineProcess:
             self._is_over.set()
 
     def _take(self, parcel: Parcel) -> None:
-        self._pulse.note()
+        self._hang_detector.note()
         message: BeforeBuilt | FromEngine = unpack(parcel)
         match message:
             case Pong(running_step):
-                self._pulse.note_step(running_step)
+                self._hang_detector.note_step(running_step)
             case LogLine(logger, level, text):
                 to = logging.getLogger(logger)
                 if to.isEnabledFor(level):
@@ -209,7 +209,7 @@ class EngineProcess:
                 face, preparer = unpack_face(parcel[1:])
                 engine = RemoteEngine(self, name=self._full_name, stats=face.stats, adapters=face.adapters)
                 self._engine = engine
-                self._built.set_result(Replied(face, preparer, engine))
+                self._built.set_result(BuildReply(face, preparer, engine))
             case Failed(error):
                 self._built.set_exception(error.received())
             case _:
@@ -231,8 +231,8 @@ class EngineProcess:
 class ProcessModel(RemoteModel):
     """Serves a model whose engine runs in a process of its own."""
 
-    def __init__(self, process: EngineProcess, replied: Replied, preparer: RequestPreparer) -> None:
-        super().__init__(replied.face, preparer, replied.engine, is_near=True)
+    def __init__(self, process: EngineProcess, reply: BuildReply, preparer: RequestPreparer) -> None:
+        super().__init__(reply.face, preparer, reply.engine, is_near=True)
         self._process = process
 
     @property

@@ -21,7 +21,7 @@ from paged_sdk.remote.link import Parcel
 from paged_sdk.remote.packing import pack, unpack
 from paged_sdk.remote.sent_error import SentError
 from paged_sdk.remote.starting import Assignment, Built, Failed, LogLine
-from paged_sdk.system.processors import keep_on
+from paged_sdk.system.processors import pin_thread
 from paged_sdk.worker.worker import Worker
 
 __all__ = ["main"]
@@ -41,7 +41,7 @@ def main() -> NoReturn:
     if first is None:
         os._exit(_LOST)
     assignment: Assignment = unpack(first)
-    keep_on(assignment.processors)
+    pin_thread(assignment.processors)
     _forward_logs(channel, assignment.log_level)
     anyio.run(_serve, channel, assignment)
     os._exit(0)  # nothing is left to clean up, and the other process waits for this exit

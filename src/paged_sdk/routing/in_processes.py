@@ -14,7 +14,7 @@ from paged_sdk.calls.preparation import RequestPreparer
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.logs import show_logs
-from paged_sdk.remote.process import EngineProcess, ProcessModel, Replied
+from paged_sdk.remote.process import BuildReply, EngineProcess, ProcessModel
 from paged_sdk.system.processors import numa_nodes, usable_processors
 from paged_sdk.system.threads import in_own_thread
 
@@ -56,12 +56,12 @@ async def build_in_processes(
 
     try:
         await in_own_thread(start, "to start replicas in", abandon_on_cancel=False)
-        replied = await _all_built(processes)
-        common = preparer or replied[0].preparer
+        replies = await _all_built(processes)
+        common = preparer or replies[0].preparer
         assert common is not None, "the first was asked for it"
         return {
             place: ProcessModel(process, reply, common)
-            for place, process, reply in zip(places, processes, replied, strict=True)
+            for place, process, reply in zip(places, processes, replies, strict=True)
         }
     except BaseException:
         with anyio.CancelScope(shield=True), suppress(Exception):
@@ -69,8 +69,8 @@ async def build_in_processes(
         raise
 
 
-async def _all_built(processes: Sequence[EngineProcess]) -> list[Replied]:
-    built: dict[int, Replied] = {}
+async def _all_built(processes: Sequence[EngineProcess]) -> list[BuildReply]:
+    built: dict[int, BuildReply] = {}
     errors: list[Exception] = []
 
     async def wait(place: int, scope: anyio.CancelScope) -> None:

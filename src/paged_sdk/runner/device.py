@@ -129,7 +129,7 @@ def _group_memory(root: Path) -> Iterator[DeviceMemory]:
     for group in control_groups("memory", root):
         limit_file, used_file, prefix = (
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-            if group.is_first
+            if group.is_v1
             else ("memory.max", "memory.current", "")
         )
         limit, used = group.read(limit_file).strip(), group.read(used_file).strip()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_sdk.constraints.grammar import GrammarText
+from paged_sdk.constraints.grammar import GrammarState
 from paged_sdk.kv.manager import KvTable
 from paged_sdk.runner.first_pause import FIRST_PAUSE, LONGEST_PAUSE, FirstPause
 from paged_sdk.scheduler.sequence import Sequence
@@ -47,7 +47,7 @@ class DraftState:
         self.largest_token: int = max(sequence.token_ids)
         self.num_wanted: int = 0
         self.is_prefilling: bool = False
-        self._grammar: GrammarText | None = None
+        self._grammar: GrammarState | None = None
         self._acceptance = acceptance
         self._num_known = len(sequence.token_ids)
         self._first_pause = first_pause

@@ -43,12 +43,12 @@ class HostRows:
     @property
     def settled(self) -> set[int]:
         """Return the places, among all targets of the step, of targets that need no logits."""
-        return {self.targets[each].place for each in self.prepared.settled}
+        return {self.targets[each].place for each in self.prepared.known_tokens}
 
     @property
     def asked(self) -> list[Target]:
         """Return the targets that need logits."""
-        return [target for each, target in enumerate(self.targets) if each not in self.prepared.settled]
+        return [target for each, target in enumerate(self.targets) if each not in self.prepared.known_tokens]
 
     @property
     def places(self) -> list[int]:
@@ -62,12 +62,13 @@ class HostRows:
         :param once_more: makes the same logits again, for the second attempt
         :param result: receives the tokens
         """
-        asked = self.prepared.without_settled()
+        asked = self.prepared.needing_logits()
         try:
             sampled = self.sampler.sample(logits(), asked)
         except Exception:
             sampled = self.sampler.sample_alone(once_more(), asked.rows)
-        note_sampled(self.scheduled, self.targets, sampled.with_settled(self.prepared), self.prepared.forced, result)
+        sampled = sampled.with_known_tokens(self.prepared)
+        note_sampled(self.scheduled, self.targets, sampled, self.prepared.forced, result)
 
     def sample_later(self, logits: Tensor, result: RunnerOutput) -> None:
         """Sample while the next step is in flight. Sequences that have been preempted or have ended since get no token.

@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import NumericalError
-from paged_sdk.kernels.sampling import argmax
+from paged_sdk.kernels.sampling import NOT_DRAWN, argmax
 from paged_sdk.kernels.transfer import HostCopies, to_device
 from paged_sdk.models.causal_model import CausalModel, RankingModel, RankLayers
 from paged_sdk.runner.late_results import LateResults
@@ -21,7 +21,7 @@ from paged_sdk.runner.output import RunnerOutput
 from paged_sdk.runner.prompt_logprobs import LOGITS_TILE
 from paged_sdk.runner.step_states import StepStates
 from paged_sdk.sampling.failures import not_finite
-from paged_sdk.sampling.truncation import NOT_DRAWN, draw_greedy
+from paged_sdk.sampling.truncation import draw_greedy
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.reading import AnswerLogit, PooledVector, Reading, ReadResult, TokenScores

@@ -132,7 +132,7 @@ class StepRunner:
         check_chunks(late, states)
         if not targets:
             return self._unsampled(late, states.hidden)
-        if host.prepared.settled:
+        if host.prepared.known_tokens:
             settled = host.settled
             targets = [target for target in targets if target.place not in settled]
             for place, target in enumerate(targets):

@@ -11,7 +11,7 @@ import torch
 from attrs import define
 from torch import Tensor
 
-from paged_sdk.constraints.grammar import GrammarText
+from paged_sdk.constraints.grammar import GrammarState
 from paged_sdk.constraints.masks import Mask, MaskFiller, Positions
 from paged_sdk.errors import ConstraintError
 from paged_sdk.sampling.failures import Failures
@@ -27,12 +27,12 @@ class ConstraintChange:
     """Holds the tokens allowed at one position of a sequence's output.
 
     :ivar num_tokens: number of output tokens before the position
-    :ivar mask: the allowed tokens, or the error of the grammar; None until computed. :func:`_look` leaves it None for
-        rows whose tokens can be checked one at a time
+    :ivar mask: the allowed tokens, or the error of the grammar; None until computed. :func:`_select_unmasked` leaves it
+        None for rows whose tokens can be checked one at a time
     """
 
     request: Request
-    text: GrammarText
+    state: GrammarState
     num_tokens: int
     mask: Mask | str | None = None
 
@@ -40,8 +40,8 @@ class ConstraintChange:
         """Tell whether a token may come next."""
         if self.mask is not None:
             return isinstance(self.mask, Mask) and self.mask.allows(token)
-        # _look leaves the mask None only where the output may not end, so end tokens are not allowed.
-        return token not in self.text.end_ids and self.text.num_allowed([token]) == 1
+        # _select_unmasked leaves the mask None only where the output may not end, so end tokens are not allowed.
+        return token not in self.state.end_ids and self.state.num_allowed([token]) == 1
 
 
 class Constraints(Processor[ConstraintChange]):
@@ -54,14 +54,14 @@ class Constraints(Processor[ConstraintChange]):
     device computes the logits, all masks are computed meanwhile.
 
     :param vocab_size: columns of the logits
-    :param ahead: whether to compute every mask before the logits are available
+    :param prepare_all_masks: whether to compute every mask before the logits are available
     """
 
-    asks = True
+    answers_per_token = True
 
-    def __init__(self, vocab_size: int, *, ahead: bool = False) -> None:
+    def __init__(self, vocab_size: int, *, prepare_all_masks: bool = False) -> None:
         self._vocab_size = vocab_size
-        self._ahead = ahead
+        self._prepare_all_masks = prepare_all_masks
         self._filler = MaskFiller(vocab_size)
 
     def applies_until(self, request: Request) -> int:
@@ -75,29 +75,29 @@ class Constraints(Processor[ConstraintChange]):
         return ConstraintState(request, request.grammar.begin(ends, self._vocab_size))
 
     def prepare(self, changes: Sequence[tuple[int, ConstraintChange]]) -> None:
-        if self._ahead:
+        if self._prepare_all_masks:
             self._fill([change for _, change in changes])
             return
         missing: list[ConstraintChange] = []
-        for _, own in groupby((change for _, change in changes), key=lambda change: id(change.text)):
-            missing += _look(list(own))
+        for _, own in groupby((change for _, change in changes), key=lambda change: id(change.state)):
+            missing += _select_unmasked(list(own))
         self._fill(missing)
 
     def _fill(self, changes: Sequence[ConstraintChange]) -> None:
         positions: list[Positions] = []
         for change in changes:
-            if positions and positions[-1].text is change.text:  # rows of one sequence's drafts are adjacent
+            if positions and positions[-1].state is change.state:  # rows of one sequence's drafts are adjacent
                 last = positions.pop()
-                positions.append(Positions(last.text, last.first, last.num + 1))
+                positions.append(Positions(last.state, last.first, last.num + 1))
             else:
-                positions.append(Positions(change.text, change.num_tokens, 1))
+                positions.append(Positions(change.state, change.num_tokens, 1))
         for change, mask in zip(changes, self._filler.fill(positions), strict=True):
             change.mask = mask
 
     def only_token(self, change: ConstraintChange) -> int | None:
         mask = change.mask
         # If the mask has one token only because stop tokens were removed from it, the token does not count as forced:
-        # GrammarText.forced(), used where no mask is computed, would not report it either.
+        # GrammarState.forced(), used where no mask is computed, would not report it either.
         if not isinstance(mask, Mask) or not mask.are_allowed or len(mask.tokens) != 1 or mask.lacks_ends:
             return None
         return int(mask.tokens[0])
@@ -116,16 +116,16 @@ class Constraints(Processor[ConstraintChange]):
         return failures
 
 
-def _look(own: Sequence[ConstraintChange]) -> Sequence[ConstraintChange]:
+def _select_unmasked(own: Sequence[ConstraintChange]) -> Sequence[ConstraintChange]:
     """Set the masks of positions where the grammar forces a token, and select those that need a full mask now.
 
     :param own: successive positions of one sequence; its drafts are the tokens between them
     :returns: the positions whose mask has to be computed before the logits are available
     """
-    text, first, last = own[0].text, own[0].num_tokens, own[-1]
-    error = text.move_to(first)
-    forced = [] if error else text.forced()
-    drafts = text.tokens[first : last.num_tokens]
+    state, first, last = own[0].state, own[0].num_tokens, own[-1]
+    error = state.move_to(first)
+    forced = [] if error else state.forced()
+    drafts = state.tokens[first : last.num_tokens]
     if not error and forced[: len(drafts)] != drafts:
         return own
     for change, token in zip(own, forced, strict=False):
@@ -133,15 +133,15 @@ def _look(own: Sequence[ConstraintChange]) -> Sequence[ConstraintChange]:
     if len(forced) >= len(own):
         return []
     if drafts and not error:  # all drafts are forced, so they will be accepted and the matcher never has to go back
-        error = text.move_to(last.num_tokens)
-        forced = [] if error else text.forced()
+        error = state.move_to(last.num_tokens)
+        forced = [] if error else state.forced()
         if forced:
             last.mask = Mask(np.array(forced[:1]), are_allowed=True)
     if error:
         for change in own:
             change.mask = change.mask or error
         return []
-    return [last] if not forced and text.may_end() else []
+    return [last] if not forced and state.may_end() else []
 
 
 def _keep_allowed(logits: Tensor, mask: Mask) -> None:
@@ -162,21 +162,21 @@ def _keep_allowed(logits: Tensor, mask: Mask) -> None:
 class ConstraintState(ProcessorState[ConstraintChange]):
     """Tracks one sequence's output, and its grammar."""
 
-    def __init__(self, request: Request, text: GrammarText) -> None:
+    def __init__(self, request: Request, state: GrammarState) -> None:
         self._request = request
-        self._text = text
+        self._state = state
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        self._text.tokens += token_ids
+        self._state.tokens += token_ids
 
     def roll_back(self, num_tokens: int) -> None:
-        self._text.cut(len(self._text.tokens) - num_tokens)
+        self._state.cut(len(self._state.tokens) - num_tokens)
 
     def fork(self) -> Self:
-        return type(self)(self._request, self._text.copy())
+        return type(self)(self._request, self._state.copy())
 
     def change(self) -> ConstraintChange:
-        return ConstraintChange(self._request, self._text, len(self._text.tokens))
+        return ConstraintChange(self._request, self._state, len(self._state.tokens))
 
 
 def _failure(request: Request, reason: str) -> ConstraintError:

@@ -42,15 +42,15 @@ class CustomProcessors(Processor[CustomChange]):
 
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, CustomChange]]) -> Failures:
         failures: _Errors = {}
-        for place in range(max(len(change.request.options.logits_processors) for _, change in changes)):
+        for index in range(max(len(change.request.options.logits_processors) for _, change in changes)):
             # Keyed by identity: different processors may compare equal, or be unhashable.
             users: defaultdict[int, dict[int, CustomChange]] = defaultdict(dict)
             for row, change in changes:
                 processors = change.request.options.logits_processors
-                if place < len(processors) and row not in failures:
-                    users[id(processors[place])][row] = change
+                if index < len(processors) and row not in failures:
+                    users[id(processors[index])][row] = change
             for rows in users.values():
-                processor = next(iter(rows.values())).request.options.logits_processors[place]
+                processor = next(iter(rows.values())).request.options.logits_processors[index]
                 if isinstance(processor, BatchLogitsProcessor):
                     failures |= _change_together(processor, logits, rows)
                 else:
@@ -117,8 +117,8 @@ def _change_each(processor: LogitsProcessor, logits: Tensor, rows: Mapping[int, 
 
 def _change_together(processor: BatchLogitsProcessor, logits: Tensor, rows: Mapping[int, CustomChange]) -> _Errors:
     """Apply a processor to all rows in one call, or one at a time if that call fails; see :func:`_change_each`."""
-    places = list(rows)
-    changed = logits[places]  # a copy
+    indices = list(rows)
+    changed = logits[indices]  # a copy
     fault = _call(processor.process_batch, [change.token_ids for change in rows.values()], changed)
     if fault is not None and len(rows) > 1:
         errors: _Errors = {}
@@ -127,7 +127,7 @@ def _change_together(processor: BatchLogitsProcessor, logits: Tensor, rows: Mapp
         return errors
     if fault is not None:
         return {row: fault.error(processor, change.request) for row, change in rows.items()}
-    logits[places] = changed
+    logits[indices] = changed
     bad = zip(rows.items(), _are_bad(changed), strict=True)
     return {row: _NOT_FINITE.error(processor, change.request) for (row, change), is_bad in bad if is_bad}
 

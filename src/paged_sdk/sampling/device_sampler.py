@@ -20,6 +20,8 @@ from paged_sdk.scheduler.request import Request
 __all__ = ["DeviceBatch", "DeviceSampler", "Drawn"]
 
 _COPIES_OF_LOGITS: Final = 4
+"""Copies of a step's logits at once, at most: the rows separated for host and device (one), those that the host changes
+(one), and the rows with logprobs before and after the softmax (two)."""
 _ALIGNMENT: Final = 16
 
 
@@ -78,8 +80,7 @@ class DeviceSampler:
     @staticmethod
     def num_bytes(processors: Iterable[Processor[Any]], max_num_seqs: int, vocab_size: int) -> int:
         """Return how many bytes of device memory sampling takes beyond the logits: the state of the processors, and
-        within a step up to four copies of the logits (the rows separated for host and device, a copy that the host
-        changes, and for logprobs the rows before and after the softmax).
+        within a step up to four copies of the logits.
         """
         kept = sum(processor.device_bytes(max_num_seqs, vocab_size) for processor in processors)
         return kept + _COPIES_OF_LOGITS * max_num_seqs * vocab_size * torch.float32.itemsize

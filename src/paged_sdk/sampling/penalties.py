@@ -187,9 +187,9 @@ class DevicePenalties(DeviceProcessor[StepPenalties]):
         # Counting needs the token ids on the host. A token that the host has not seen yet was counted when sampled.
         token_ids = np.array(row.token_ids[: row.num_tokens])
         assert len(token_ids) == row.num_tokens, f"{len(token_ids)} of {row.num_tokens} tokens are known"
-        tokens, places = np.unique(token_ids, return_inverse=True)
-        counts = 2 * np.bincount(places[row.num_prompt_tokens :], minlength=len(tokens)).astype(np.int32)
-        counts[np.unique(places[: row.num_prompt_tokens])] += 1
+        tokens, inverse = np.unique(token_ids, return_inverse=True)
+        counts = 2 * np.bincount(inverse[row.num_prompt_tokens :], minlength=len(tokens)).astype(np.int32)
+        counts[np.unique(inverse[: row.num_prompt_tokens])] += 1
         index, values = to_device(self._occurrences.device, tokens, counts)
         table = self._occurrences[seat]
         table.zero_()

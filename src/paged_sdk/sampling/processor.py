@@ -128,10 +128,11 @@ class DeviceProcessor(ABC, Generic[StepT]):
 class Processor(ABC, Generic[ChangeT]):
     """Makes one kind of change to logits. Per-sequence data is kept in its states.
 
-    :cvar asks: whether the sampler may call :meth:`allows` instead of :meth:`apply`; only for the last processor
+    :cvar answers_per_token: whether the sampler may call :meth:`allows` instead of :meth:`apply`; only for the last
+        processor
     """
 
-    asks: ClassVar[bool] = False
+    answers_per_token: ClassVar[bool] = False
 
     @abstractmethod
     def applies_until(self, request: Request) -> int:

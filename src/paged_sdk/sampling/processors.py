@@ -19,14 +19,14 @@ __all__ = ["default_processors"]
 
 
 def default_processors(
-    vocab_size: int, encode: Callable[[str], list[int]], *, ahead: bool = False
+    vocab_size: int, encode: Callable[[str], list[int]], *, prepare_all_masks: bool = False
 ) -> tuple[Processor[Any], ...]:
     """Make the logits processors of one model. Temperature, top-k, top-p and min-p come after all of them.
 
     :param vocab_size: columns of the logits
     :param encode: encodes text to token ids, without special tokens
-    :param ahead: whether a device computes the logits while processors prepare, so that all constraint masks should be
-        computed then
+    :param prepare_all_masks: whether processors compute all constraint masks before the logits are available, as is
+        best if a device computes the logits meanwhile
     """
     return (
         LogitsBias(vocab_size),
@@ -37,5 +37,5 @@ def default_processors(
         ThoughtEnd(),
         CustomProcessors(),
         # Last, so that no other processor can allow a token that the grammar bans.
-        Constraints(vocab_size, ahead=ahead),
+        Constraints(vocab_size, prepare_all_masks=prepare_all_masks),
     )

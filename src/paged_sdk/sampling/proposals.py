@@ -27,10 +27,11 @@ import numpy.typing as npt
 from torch import Tensor
 
 from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.sampling.candidates import argmax, likeliest, select_rows
 from paged_sdk.sampling.processor import Processor
 from paged_sdk.sampling.row import SampleRow
-from paged_sdk.sampling.truncation import NOT_DRAWN, Settings, draw_from_all, is_greedy
+from paged_sdk.sampling.truncation import Settings, draw_from_all, is_greedy
 from paged_sdk.sampling.uniform import more_uniforms
 
 __all__ = ["NUM_DRAWN", "Proposals", "numbers_of"]
@@ -86,10 +87,11 @@ class Proposals:
     def _take_likeliest(self, indices: Sequence[int]) -> None:
         tokens = argmax(select_rows(self._logits, indices)).tolist()
         for index, token in zip(indices, tokens, strict=True):
-            row = self._logits[index]
-            if math.isfinite(row[token]) and not self._allows[index](token):
+            if token == NOT_DRAWN or not math.isfinite(self._logits[index, token]):
+                continue
+            if not self._allows[index](token):
                 token = self._next_likeliest(index)
-            if token != NOT_DRAWN and math.isfinite(row[token]):
+            if token != NOT_DRAWN:
                 self.taken[index] = [token] * self._rows[index].num_samples
 
     def _next_likeliest(self, index: int) -> int:
@@ -160,14 +162,14 @@ def numbers_of(rows: Sequence[SampleRow], num: int) -> npt.NDArray[np.float64]:
     """
     streams = [(row, row.choice_index + sample) for row in rows for sample in range(row.num_samples)]
     return more_uniforms(
-        [seed_of(row.request.sampling) for row, _ in streams],
+        [_seed_of(row.request.sampling) for row, _ in streams],
         [choice for _, choice in streams],
         [row.num_output_tokens for row, _ in streams],
         num,
     )
 
 
-def seed_of(params: SamplingParams) -> int:
+def _seed_of(params: SamplingParams) -> int:
     """Return the seed, which every request in the scheduler has."""
     assert params.seed is not None, "the scheduler's sequences have a seed"
     return params.seed

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paged_sdk.errors import PagedError
 from paged_sdk.guard import RequestGuard
+from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.failures import all_banned, not_finite
 from paged_sdk.sampling.logprobs import LogprobTable
@@ -24,7 +25,6 @@ from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.sampling.text_state import TextState
 from paged_sdk.sampling.truncation import (
-    NOT_DRAWN,
     Settings,
     draw_from_all,
     draw_from_likeliest,
@@ -41,39 +41,44 @@ class PreparedRows:
     """Holds rows for which processors have done all work that needs no logits.
 
     :ivar changes: for each processor, rows and the changes to their logits
-    :ivar is_plain: whether an argmax of the raw logits is enough for every row
+    :ivar not_plain: rows for which an argmax of the raw logits is not enough, and rows that have failed
     :ivar failed: rows whose processors raised, and the errors of their requests
     :ivar forced: rows whose constraint allows only one token
-    :ivar settled: forced rows that need no logits, and their tokens: no other processor applies to them, and they have
+    :ivar known_tokens: tokens of the forced rows that need no logits: no other processor applies to them, and they have
         no logprobs
     """
 
     rows: Sequence[SampleRow]
     changes: Sequence[Sequence[tuple[int, Any]]]
-    is_plain: bool
+    not_plain: frozenset[int]
     failed: Mapping[int, PagedError] = field(factory=dict)
     forced: Container[int] = field(factory=frozenset)
-    settled: Mapping[int, int] = field(factory=dict)
+    known_tokens: Mapping[int, int] = field(factory=dict)
 
-    def without_settled(self) -> PreparedRows:
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether an argmax of the raw logits is enough for every row."""
+        return not self.not_plain
+
+    def needing_logits(self) -> PreparedRows:
         """Select the rows that need logits."""
-        if not self.settled:
+        if not self.known_tokens:
             return self
-        return self.part([index for index in range(len(self.rows)) if index not in self.settled])
+        return self.part([index for index in range(len(self.rows)) if index not in self.known_tokens])
 
     def part(self, indices: Sequence[int]) -> PreparedRows:
         """Select some rows.
 
         :param indices: row indices, ascending
         """
-        places = {index: place for place, index in enumerate(indices)}
+        new = {old: new for new, old in enumerate(indices)}
         return PreparedRows(
-            [self.rows[index] for index in indices],
-            [[(places[index], change) for index, change in own if index in places] for own in self.changes],
-            self.is_plain,
-            {places[index]: error for index, error in self.failed.items() if index in places},
-            frozenset(place for index, place in places.items() if index in self.forced),
-            {places[index]: token for index, token in self.settled.items() if index in places},
+            [self.rows[old] for old in indices],
+            [[(new[old], change) for old, change in own if old in new] for own in self.changes],
+            frozenset(new[old] for old in indices if old in self.not_plain),
+            {new[old]: error for old, error in self.failed.items() if old in new},
+            frozenset(new[old] for old in indices if old in self.forced),
+            {new[old]: token for old, token in self.known_tokens.items() if old in new},
         )
 
 
@@ -91,17 +96,17 @@ class SampledRows:
     logprobs: list[list[RawLogprobs] | None]
     failed: dict[int, PagedError] = field(factory=dict)
 
-    def with_settled(self, prepared: PreparedRows) -> SampledRows:
-        """Insert the tokens of the settled rows, which were left out of sampling."""
-        rows, settled = prepared.rows, prepared.settled
-        if not settled:
+    def with_known_tokens(self, prepared: PreparedRows) -> SampledRows:
+        """Insert the rows whose tokens were known, and which were left out of sampling."""
+        rows, known = prepared.rows, prepared.known_tokens
+        if not known:
             return self
-        left = [index for index in range(len(rows)) if index not in settled]
-        token_ids = [[settled[index]] * row.num_samples if index in settled else [] for index, row in enumerate(rows)]
+        sampled = [index for index in range(len(rows)) if index not in known]
+        token_ids = [[known[index]] * row.num_samples if index in known else [] for index, row in enumerate(rows)]
         logprobs: list[list[RawLogprobs] | None] = [None] * len(rows)
-        for place, index in enumerate(left):
-            token_ids[index], logprobs[index] = self.token_ids[place], self.logprobs[place]
-        return SampledRows(token_ids, logprobs, {left[place]: error for place, error in self.failed.items()})
+        for index, own_ids, own_logprobs in zip(sampled, self.token_ids, self.logprobs, strict=True):
+            token_ids[index], logprobs[index] = own_ids, own_logprobs
+        return SampledRows(token_ids, logprobs, {sampled[index]: error for index, error in self.failed.items()})
 
 
 class Sampler:
@@ -125,27 +130,29 @@ class Sampler:
         """Do all work that needs no logits, so that it overlaps with a device computing them."""
         changes: list[list[tuple[int, Any]]] = [[] for _ in self._processors]
         failed: dict[int, PagedError] = {}
-        is_plain = True
+        not_plain: list[int] = []
         for index, row in enumerate(rows):
             state = self._states.get(row.seq_id)
-            if state is not None and state.request is row.request and row.num_output_tokens >= state.plain_from:
-                continue
+            if state is not None and state.is_plain_at(row):
+                continue  # the usual case, which needs no guard
             with RequestGuard(row.request.request_id, partial(failed.__setitem__, index)):
-                own_changes = self._changes(row)
-                if own_changes is not None:
-                    is_plain = False
-                    for place, change in own_changes:
-                        changes[place].append((index, change))
+                state = self._state(row)
+                if state.is_plain_at(row):
+                    continue
+                state.move_to(row)
+                for processor_index, change in list(state.changes()):  # all or, if one raises, none
+                    changes[processor_index].append((index, change))
+            not_plain.append(index)
         forced: dict[int, int] = {}
-        for place, processor in enumerate(self._processors):
-            if changes[place]:
-                changes[place] = _prepared(processor, changes[place], rows, failed)
-                for index, change in changes[place]:
+        for own_changes, processor in zip(changes, self._processors, strict=True):
+            if own_changes:
+                own_changes[:] = _prepared(processor, own_changes, rows, failed)
+                for index, change in own_changes:
                     token = processor.only_token(change)
                     if token is not None:
                         forced[index] = token
-        settled = forced and _settled(forced, rows, changes, failed)
-        return PreparedRows(rows, changes, is_plain and not failed, failed, forced, settled)
+        known_tokens = forced and _known_tokens(forced, rows, changes, failed)
+        return PreparedRows(rows, changes, frozenset(not_plain), failed, forced, known_tokens)
 
     def sample(self, logits: Tensor, prepared: PreparedRows) -> SampledRows:
         """Sample each row's tokens. A row with NaN or Inf in its logits, or with every token banned, fails alone.
@@ -166,7 +173,7 @@ class Sampler:
             for processor, changes in zip(self._processors, prepared.changes, strict=True):
                 if not changes:
                     continue
-                if processor is self._processors[-1] and processor.asks:
+                if processor is self._processors[-1] and processor.answers_per_token:
                     asked = [
                         each for each in changes if each[0] not in failed and processor.only_token(each[1]) is None
                     ]
@@ -202,18 +209,8 @@ class Sampler:
         for seq_id in seq_ids:
             self._states.pop(seq_id, None)
 
-    def _changes(self, row: SampleRow) -> list[tuple[int, Any]] | None:
-        """Compute the changes to a row's logits, each with the index of its processor.
-
-        :returns: None if an argmax of the row's raw logits is enough
-        """
-        state = self._state(row)
-        if row.num_output_tokens >= state.plain_from:
-            return None
-        state.move_to(row)
-        return list(state.changes())
-
     def _state(self, row: SampleRow) -> TextState:
+        """Return the state of a row's sequence, made if it is new."""
         state = self._states.get(row.seq_id)
         if state is None or state.request is not row.request:
             first = self._states.get(row.seq_id - row.choice_index)
@@ -246,13 +243,13 @@ def _prepared(
     return changes
 
 
-def _settled(
+def _known_tokens(
     forced: Mapping[int, int],
     rows: Sequence[SampleRow],
     changes: Sequence[Sequence[tuple[int, Any]]],
     failed: Container[int],
 ) -> dict[int, int]:
-    """Return the forced rows that need no logits, and their tokens."""
+    """Return the tokens of the forced rows that need no logits."""
     num_changes = Counter(index for own in changes for index, _ in own)
     return {
         index: token

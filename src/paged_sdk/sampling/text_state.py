@@ -18,12 +18,12 @@ class TextState:
 
     :param states: states of processors, each with the processor's index in the list
     :ivar request: the request that the sequence belongs to
-    :ivar plain_from: the number of output tokens from which on an argmax of the raw logits is enough
+    :param plain_from: the number of output tokens from which on an argmax of the raw logits is enough
     """
 
     def __init__(self, request: Request, states: Sequence[tuple[int, ProcessorState[Any]]], plain_from: int) -> None:
         self.request = request
-        self.plain_from = plain_from
+        self._plain_from = plain_from
         self._states = states
         self._output: list[int] = []
 
@@ -32,17 +32,21 @@ class TextState:
         """Make the state of a sequence at the end of its prompt."""
         reaches = [processor.applies_until(request) for processor in processors]
         states = [
-            (place, processor.begin(request))
-            for place, (processor, reach) in enumerate(zip(processors, reaches, strict=True))
+            (index, processor.begin(request))
+            for index, (processor, reach) in enumerate(zip(processors, reaches, strict=True))
             if reach
         ]
         return cls(request, states, max(reaches, default=0) if _is_plain(request) else ALL_TOKENS)
 
     def fork(self) -> TextState:
         """Copy the state for another choice of the request."""
-        forked = TextState(self.request, [(place, state.fork()) for place, state in self._states], self.plain_from)
+        forked = TextState(self.request, [(index, state.fork()) for index, state in self._states], self._plain_from)
         forked._output = self._output.copy()
         return forked
+
+    def is_plain_at(self, row: SampleRow) -> bool:
+        """Tell whether a row is this sequence's, and an argmax of its raw logits is enough."""
+        return row.request is self.request and row.num_output_tokens >= self._plain_from
 
     def move_to(self, row: SampleRow) -> None:
         """Move to a row's position: roll back the tokens that differ from the row's output, then advance to its end."""
@@ -63,10 +67,10 @@ class TextState:
 
     def changes(self) -> Iterator[tuple[int, Any]]:
         """Yield the changes to the next token's logits, each with the index of its processor."""
-        for place, state in self._states:
+        for index, state in self._states:
             change = state.change()
             if change is not None:
-                yield place, change
+                yield index, change
 
 
 def _is_plain(request: Request) -> bool:
@@ -76,4 +80,4 @@ def _is_plain(request: Request) -> bool:
 def _num_common(output: Sequence[int], known: Sequence[int]) -> int:
     """Return the length of the common prefix."""
     pairs = zip(output, known, strict=False)
-    return next((place for place, (new, old) in enumerate(pairs) if new != old), min(len(output), len(known)))
+    return next((index for index, (new, old) in enumerate(pairs) if new != old), min(len(output), len(known)))

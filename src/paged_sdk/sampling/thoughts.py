@@ -58,9 +58,9 @@ class ThoughtEndState(ProcessorState[npt.NDArray[np.int64]]):
         return type(self)(self._limit, self._token_ids.copy())
 
     def change(self) -> npt.NDArray[np.int64] | None:
-        place = len(self._token_ids) - self._limit.num_tokens
-        if not 0 <= place < len(self._limit.closing_ids):
+        index = len(self._token_ids) - self._limit.num_tokens
+        if not 0 <= index < len(self._limit.closing_ids):
             return None
         if self._cuts is None:
             self._cuts = self._limit.cuts(self._token_ids[: self._limit.num_tokens])
-        return np.array([self._limit.closing_ids[place]], np.int64) if self._cuts else None
+        return np.array([self._limit.closing_ids[index]], np.int64) if self._cuts else None

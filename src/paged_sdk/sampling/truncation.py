@@ -26,10 +26,10 @@ from torch import Tensor
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.kernels.native.argmax import likeliest_tokens
 from paged_sdk.kernels.native.library import load
+from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.sampling.candidates import argmax, likeliest, likeliest_from, select_rows
 
 __all__ = [
-    "NOT_DRAWN",
     "Settings",
     "draw_from_all",
     "draw_from_likeliest",
@@ -40,9 +40,6 @@ __all__ = [
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ids: TypeAlias = npt.NDArray[np.int64]
-
-NOT_DRAWN: Final = -1
-"""Takes the place of a token id if no token can be chosen: all logits are -inf, or one is NaN or +inf."""
 
 _TOP_P_CANDIDATES: Final = 256
 """Enough for the nucleus of most language model distributions at top_p = 0.9; more would cost time in every step."""

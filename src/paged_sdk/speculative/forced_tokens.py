@@ -10,7 +10,7 @@ from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
-    from paged_sdk.constraints.grammar import GrammarText
+    from paged_sdk.constraints.grammar import GrammarState
 
 __all__ = ["ForcedTokens"]
 
@@ -30,7 +30,7 @@ class ForcedTokens:
 
     def __init__(self, guesses: Proposer) -> None:
         self._guesses = guesses
-        self._texts: dict[int, GrammarText] = {}
+        self._texts: dict[int, GrammarState] = {}
 
     @property
     def num_followed(self) -> int:
@@ -67,7 +67,7 @@ class ForcedTokens:
             return guessed[: text.num_allowed(guessed)]
         return forced
 
-    def _text_of(self, sequence: Sequence) -> GrammarText:
+    def _text_of(self, sequence: Sequence) -> GrammarState:
         text = self._texts.get(sequence.seq_id)
         if text is None:
             assert sequence.request.grammar is not None, "the request has no constraint"

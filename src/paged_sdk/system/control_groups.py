@@ -14,11 +14,11 @@ __all__ = ["ControlGroup", "control_groups"]
 class ControlGroup:
     """Reads the files of one cgroup.
 
-    :ivar is_first: whether the files are those of cgroup v1
+    :ivar is_v1: whether the files are those of cgroup v1
     """
 
     _directory: Path
-    is_first: bool
+    is_v1: bool
 
     def read(self, name: str) -> str:
         """Return the content of a file; an empty string if there is no such file."""
@@ -38,8 +38,8 @@ def control_groups(controller: str, root: Path) -> Iterator[ControlGroup]:
     try:
         lines = (root / "proc" / "self" / "cgroup").read_text().splitlines()
     except OSError:  # not Linux, or hidden by a sandbox: then the top group may be the process's own
-        yield ControlGroup(groups, is_first=False)
-        yield ControlGroup(groups / controller, is_first=True)
+        yield ControlGroup(groups, is_v1=False)
+        yield ControlGroup(groups / controller, is_v1=True)
         return
     for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -49,6 +49,6 @@ def control_groups(controller: str, root: Path) -> Iterator[ControlGroup]:
         directory = top / path.lstrip("/")
         # In a container the path may be the host's, and not exist: then the top group is the process's own.
         for group in (directory, *directory.parents):
-            yield ControlGroup(group, is_first=bool(controllers))
+            yield ControlGroup(group, is_v1=bool(controllers))
             if group == top:
                 break

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import anyio.lowlevel
 
-__all__ = ["EventLoop", "OutputLoop", "Waiter", "settled"]
+__all__ = ["EventLoop", "OutputLoop", "Waiter", "wait_until_done"]
 
 
 class Waiter(Protocol):
@@ -73,7 +73,7 @@ class EventLoop:
         return id(self._token)
 
 
-async def settled(future: Future[Any]) -> None:
+async def wait_until_done(future: Future[Any]) -> None:
     """Wait until another thread settles a future, without blocking a thread. Cancelling the wait does not affect the
     future.
     """

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import anyio
 
-from paged_sdk.system.event_loop import EventLoop, settled
+from paged_sdk.system.event_loop import EventLoop, wait_until_done
 from paged_sdk.system.owner import Owner
 from paged_sdk.system.threads import in_context, thread_must_start
 
@@ -63,7 +63,7 @@ class HelperThreads:
             future.add_done_callback(lambda _: loop.call_soon(done))
             helper.do(run)
             del run, helper
-            await settled(future)
+            await wait_until_done(future)
             with thread_must_start(purpose):  # the function may start threads, too
                 return future.result()
         finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paged_sdk.system.control_groups import control_groups
 
-__all__ = ["keep_on", "kept_on", "numa_nodes", "usable_processors"]
+__all__ = ["numa_nodes", "pin_thread", "pinned_thread", "usable_processors"]
 
 
 def usable_processors(root: Path = Path("/")) -> int:
@@ -36,24 +36,24 @@ def numa_nodes(root: Path = Path("/")) -> dict[int, frozenset[int]]:
     return dict(sorted(found.items())) or {0: usable}
 
 
-def keep_on(processors: Collection[int] | None) -> None:
+def pin_thread(processors: Collection[int] | None) -> None:
     """Pin this thread, and threads that it starts from now on, to these processors; None: change nothing."""
     if processors is not None:
         os.sched_setaffinity(0, processors)
 
 
 @contextmanager
-def kept_on(processors: Collection[int] | None) -> Iterator[None]:
+def pinned_thread(processors: Collection[int] | None) -> Iterator[None]:
     """Pin this thread to these processors within the block; None: change nothing."""
     if processors is None:
         yield
         return
     before = os.sched_getaffinity(0)
-    keep_on(processors)
+    pin_thread(processors)
     try:
         yield
     finally:
-        keep_on(before)
+        pin_thread(before)
 
 
 def _affinity() -> frozenset[int]:
@@ -77,7 +77,7 @@ def _quotas(root: Path) -> Iterator[float]:
     for group in control_groups("cpu", root):
         quota, period = (
             (group.read("cpu.cfs_quota_us"), group.read("cpu.cfs_period_us"))
-            if group.is_first
+            if group.is_v1
             else (group.read("cpu.max").split() or ["", ""])[:2]
         )
         if quota.strip().isdigit() and period.strip().isdigit():

@@ -16,7 +16,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from paged_sdk.errors import EngineError
-from paged_sdk.system.event_loop import EventLoop, settled
+from paged_sdk.system.event_loop import EventLoop, wait_until_done
 
 __all__ = ["in_anyio_thread", "in_context", "in_own_thread", "thread_must_start"]
 
@@ -56,7 +56,7 @@ async def in_own_thread(
         with thread_must_start(purpose):
             _start(run, daemon)
             del run
-            await (settled(future) if abandon_on_cancel else _surely_settled(future))
+            await (wait_until_done(future) if abandon_on_cancel else _shielded_wait(future))
             return future.result()
     finally:
         del future  # an error's traceback holds this frame, and the future holds the error
@@ -115,13 +115,13 @@ def _settle(future: Future[_T], function: Callable[[], _T]) -> None:
         future.set_result(result)
 
 
-async def _surely_settled(future: Future[Any]) -> None:
-    """Wait until a future is settled, and deliver a cancellation only then."""
+async def _shielded_wait(future: Future[Any]) -> None:
+    """Wait until a future is done, and deliver a cancellation only then."""
     cancellation: BaseException | None = None
     with anyio.CancelScope(shield=True):
         while not future.done():
             try:
-                await settled(future)
+                await wait_until_done(future)
             except anyio.get_cancelled_exc_class() as error:  # asyncio's own, against which scopes do not shield
                 cancellation = error
     try:

@@ -13,6 +13,7 @@ from paged_sdk.errors import CheckpointError
 from paged_sdk.system.files import open_file, read_json
 from paged_sdk.weights.gguf.source import GgufSource
 from paged_sdk.weights.gguf.split import split_parts
+from paged_sdk.weights.pickles import PICKLE_IS_REFUSED
 from paged_sdk.weights.quantized.format import find_format
 from paged_sdk.weights.quantized.source import QuantizedSource
 from paged_sdk.weights.safetensors.source import SafetensorsSource, uqff_is_refused
@@ -101,8 +102,4 @@ def refuse_other_files(path: Path) -> None:
             f"{path} holds only weights: load the directory that it is in, with its config.json", path=path
         )
     if head.startswith(_PICKLE_MAGICS):
-        raise CheckpointError(
-            f"{path} is a pickle, which can run any code when it is loaded and is refused: convert the model to "
-            "safetensors (save_pretrained of transformers does), or use a GGUF version",
-            path=path,
-        )
+        raise CheckpointError(f"{path} is {PICKLE_IS_REFUSED}", path=path)

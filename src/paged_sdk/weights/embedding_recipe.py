@@ -4,7 +4,7 @@ or GGUF metadata.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,6 @@ from paged_sdk.system.files import is_file, read_json, read_json_if_there
 from paged_sdk.weights.checkpoint import Checkpoint
 from paged_sdk.weights.safetensors.source import SafetensorsSource
 from paged_sdk.weights.sentence_modules import SentenceModule, read_modules, read_prompts
-from paged_sdk.weights.source import WeightSource
 
 __all__ = ["read_recipe"]
 
@@ -39,24 +38,25 @@ _NAMES: Final[Mapping[str, Pooling]] = {
 }
 _GGUF: Final[Mapping[int, Pooling | None]] = {0: None, 1: "mean", 2: "cls", 3: "last"}
 _RANK: Final = 4
-_WITH_DENSE: Final = "gemma-embedding"
-_DENSE: Final = ("dense_2.weight", "dense_3.weight")
+_DENSE: Final[Mapping[str, tuple[str, ...]]] = {"gemma-embedding": ("dense_2.weight", "dense_3.weight")}
 _ACTIVATIONS: Final = {"Identity": False, "Tanh": True}
 
 
-def read_recipe(checkpoint: Checkpoint) -> EmbeddingRecipe:
+def read_recipe(checkpoint: Checkpoint, hidden_size: int) -> EmbeddingRecipe:
     """Read how the checkpoint embeds texts. An unsupported setting is no error, since the model may still generate
     text: the recipe's ``why_not`` names it.
 
-    :raises CheckpointError: a file cannot be read
+    :param hidden_size: the size of the model's hidden states
+    :raises CheckpointError: a file cannot be read, or has invalid values
     """
     if checkpoint.metadata is not None:
-        return _of_gguf(checkpoint.metadata, checkpoint.source)
+        return _of_gguf(checkpoint, checkpoint.metadata, hidden_size)
     modules = read_modules(checkpoint.path)
-    return EmbeddingRecipe() if modules is None else _of_modules(checkpoint.path, modules)
+    return EmbeddingRecipe() if modules is None else _of_modules(checkpoint.path, modules, hidden_size)
 
 
-def _of_gguf(metadata: Mapping[str, Any], source: WeightSource) -> EmbeddingRecipe:
+def _of_gguf(checkpoint: Checkpoint, metadata: Mapping[str, Any], hidden_size: int) -> EmbeddingRecipe:
+    path, source = checkpoint.path, checkpoint.source
     architecture = metadata.get("general.architecture")
     key = f"{architecture}.pooling_type"
     value = plain(metadata.get(key))
@@ -65,27 +65,30 @@ def _of_gguf(metadata: Mapping[str, Any], source: WeightSource) -> EmbeddingReci
     if type(value) is int and value == _RANK:
         return EmbeddingRecipe(why_not=f"{key} = {value}: this model ranks texts, and makes no vectors of them")
     if type(value) is not int or value not in _GGUF:
-        raise CheckpointError(f"{key} = {shown(value)} is not allowed: expected an int from 0 to {_RANK}")
-    dense = [name for name in _DENSE if name in source] if architecture == _WITH_DENSE else []
-    layers = [DenseLayer(source.tensor(name, torch.float32, torch.device("cpu")).numpy()) for name in dense]
-    return EmbeddingRecipe(pooling=_GGUF[value], dense=_checked_dense(layers, metadata))
+        raise CheckpointError(
+            f"{path}: {key} = {shown(value)} is not allowed: expected an int from 0 to {_RANK}", path=path
+        )
+    recipe = EmbeddingRecipe(pooling=_GGUF[value])
+    for name in _DENSE.get(str(architecture), ()):
+        if name in source:
+            weight = source.tensor(name, torch.float32, torch.device("cpu")).numpy()
+            recipe = _with_layer(recipe, DenseLayer(weight), hidden_size, path, name)
+    return recipe
 
 
-def _checked_dense(layers: Sequence[DenseLayer], metadata: Mapping[str, Any]) -> tuple[DenseLayer, ...]:
-    """Return the layers, after checking that each accepts the output of the one before it, the first hidden states.
+def _with_layer(recipe: EmbeddingRecipe, layer: DenseLayer, hidden_size: int, path: Path, name: str) -> EmbeddingRecipe:
+    """Add a dense layer, after checking that it accepts the vectors of the one before it, or else hidden states.
 
-    :raises CheckpointError: the widths of two consecutive layers differ
+    :param path: where the layer's weight is stored, under ``name``, for errors
+    :raises CheckpointError: it takes vectors of another size
     """
-    width = metadata.get(f"{_WITH_DENSE}.embedding_length")
-    for layer in layers:
-        if layer.weight.shape[1:] != (width,):
-            shapes = [list(each.weight.shape) for each in layers]
-            raise CheckpointError(f"the layers of the pooled vector have shapes {shapes}, which do not fit")
-        width = layer.weight.shape[0]
-    return tuple(layers)
+    width, shape = recipe.dense[-1].weight.shape[0] if recipe.dense else hidden_size, layer.weight.shape
+    if len(shape) != 2 or shape[1] != width:
+        raise CheckpointError(f"{path}: {name} has shape {list(shape)}: expected rows of {width}", path=path)
+    return evolve(recipe, dense=(*recipe.dense, layer))
 
 
-def _of_modules(directory: Path, modules: list[SentenceModule]) -> EmbeddingRecipe:
+def _of_modules(directory: Path, modules: list[SentenceModule], hidden_size: int) -> EmbeddingRecipe:
     """Read a directory as sentence-transformers does: its modules, in order, and its prompts."""
     path = directory / "modules.json"
     recipe = EmbeddingRecipe(normalize=False)
@@ -104,10 +107,10 @@ def _of_modules(directory: Path, modules: list[SentenceModule]) -> EmbeddingReci
                 if isinstance(modalities, dict) and "message" in modalities:
                     why_not = f"{own}: texts go through the chat template (modality_config), which is not done here"
                     recipe = evolve(recipe, why_not=why_not)
-            case "Pooling":
+            case "Pooling" if recipe.pooling is None:
                 recipe = _pooled(recipe, own / "config.json")
-            case "Dense":
-                recipe = _with_dense(recipe, own)
+            case "Dense" if recipe.pooling is not None:
+                recipe = _with_dense(recipe, own, hidden_size)
             case "Normalize":
                 recipe = evolve(recipe, normalize=True)
             case _:
@@ -133,7 +136,7 @@ def _pooled(recipe: EmbeddingRecipe, path: Path) -> EmbeddingRecipe:
     return evolve(recipe, pooling=found[0], pools_prompt=settings.get("include_prompt", True) is not False)
 
 
-def _with_dense(recipe: EmbeddingRecipe, directory: Path) -> EmbeddingRecipe:
+def _with_dense(recipe: EmbeddingRecipe, directory: Path, hidden_size: int) -> EmbeddingRecipe:
     settings = read_json(directory / "config.json")
     activation = str(settings.get("activation_function", "")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
@@ -147,8 +150,9 @@ def _with_dense(recipe: EmbeddingRecipe, directory: Path) -> EmbeddingRecipe:
         bias = source.tensor("linear.bias", torch.float32, cpu).numpy() if "linear.bias" in source else None
     finally:
         source.close()
-    if weight.ndim != 2 or (recipe.dense and weight.shape[1] != recipe.dense[-1].weight.shape[0]):
-        raise CheckpointError(f"{directory}: linear.weight has shape {list(weight.shape)}", path=directory)
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise CheckpointError(f"{directory}: linear.bias has shape {list(bias.shape)}", path=directory)
-    return evolve(recipe, dense=(*recipe.dense, DenseLayer(weight, bias, _ACTIVATIONS[activation])))
+        raise CheckpointError(
+            f"{directory}: linear.bias has shape {list(bias.shape)}: expected {list(weight.shape[:1])}", path=directory
+        )
+    layer = DenseLayer(weight, bias, _ACTIVATIONS[activation])
+    return _with_layer(recipe, layer, hidden_size, directory, "linear.weight")

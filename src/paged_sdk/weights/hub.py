@@ -15,6 +15,7 @@ from paged_sdk.config.build import is_encoder_name
 from paged_sdk.errors import ConfigError, ModelLoadError, shown
 from paged_sdk.system.files import is_file
 from paged_sdk.weights.gguf.split import split_parts
+from paged_sdk.weights.pickles import PICKLE_IS_REFUSED, find_pickle
 
 __all__ = ["resolve_beside", "resolve_model", "resolve_tokenizer"]
 
@@ -28,13 +29,12 @@ _UNWANTED = ("*/*", "consolidated*.safetensors")
 _MODULES = "modules.json"
 _OF_MODULES = ("[0-9]_*/*.json", "[0-9]_*/model.safetensors")
 _OF_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def resolve_model(
     model: str | Path,
     *,
-    filenames: Sequence[str] = (),
+    filename: str | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
     gguf: bool | None = None,
@@ -43,10 +43,10 @@ def resolve_model(
 
     :param model: a path of a directory or file, or an id on the Hugging Face Hub. ``:Q4_K_M`` after a directory or an
         id selects the GGUF file of that quantization (case-insensitive)
-    :param filenames: the GGUF file within the directory or repository; one part of a split model is enough
+    :param filename: the GGUF file within the directory or repository, or any part of a split model
     :param revision: branch, tag or commit of the repository
     :param token: the Hub's access token; True: the login's, which must exist; None: the login's, if any; False: none
-    :param gguf: whether to look for a GGUF file; None: if ``filenames`` or a quantization is given, or if there are no
+    :param gguf: whether to look for a GGUF file; None: if ``filename`` or a quantization is given, or if there are no
         safetensors
     :returns: a directory with ``config.json``, or a GGUF file (the first part of a split model)
     :raises ConfigError: a revision is given for a path
@@ -58,20 +58,20 @@ def resolve_model(
     if is_here and revision is not None:
         raise ConfigError.of("with_hf_revision", revision, f"none: {shown(str(model))} is a path, not an id on the Hub")
     if os.path.isdir(path):
-        return _in_directory(path, filenames, "", gguf)
+        return _in_directory(path, filename, "", gguf)
     if os.path.exists(path):
-        if filenames and path.name not in filenames:
+        if filename is not None and path.name not in split_parts(filename):
             raise ModelLoadError(
-                f"{path} is a file, but {filenames[0]!r} names a file within a directory or a Hub repository: pass "
+                f"{path} is a file, but {filename!r} names a file within a directory or a Hub repository: pass "
                 "that directory or repository as the model",
                 path=path,
             )
         return path
     if is_here:
-        return _in_directory(_path(name), filenames, quantization, gguf)
-    if name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1:
+        return _in_directory(_path(name), filename, quantization, gguf)
+    if not _is_hub_id(name):
         raise ModelLoadError(f"{str(model)!r} does not exist", path=path)
-    return _on_hub(_Repository(name, revision, token), filenames, quantization, gguf)
+    return _on_hub(_Repository(name, revision, token), filename, quantization, gguf)
 
 
 def resolve_beside(model: str, name: str, *, revision: str | None = None, token: str | bool | None = None) -> Path:
@@ -88,7 +88,7 @@ def resolve_beside(model: str, name: str, *, revision: str | None = None, token:
     here = next((found for found in map(_path, (model, location)) if os.path.exists(found)), None)
     if here is not None:
         beside = (here if os.path.isdir(here) else here.parent) / name
-    elif name.startswith((".", "~")) or path.is_absolute():
+    elif _begins_as_path(name):
         raise ModelLoadError(f"{name!r} does not exist", path=path)
     else:
         beside = _Repository(location, revision, token).download([glob.escape(name)], ()) / name
@@ -108,7 +108,7 @@ def resolve_tokenizer(model: str, *, token: str | bool | None = None) -> Path:
     if not os.path.isdir(path):
         if os.path.exists(path):
             return path
-        if model.startswith((".", "~")) or path.is_absolute() or model.count("/") > 1:
+        if not _is_hub_id(model):
             raise ModelLoadError(f"{model!r} does not exist", path=path)
         path = _Repository(model, None, token).download(_OF_TOKENIZERS, ())
     if not is_file(path / "tokenizer.json"):
@@ -120,11 +120,21 @@ def _path(name: str) -> Path:
     return Path(os.path.expanduser(name))  # keeps an unknown ~user, where Path.expanduser raises
 
 
-def _in_directory(directory: Path, filenames: Sequence[str], quantization: str, gguf: bool | None) -> Path:
-    wanted = bool(filenames or quantization) if gguf is None else gguf
+def _begins_as_path(name: str) -> bool:
+    """Return whether a name begins as only paths do."""
+    return name.startswith((".", "~")) or os.path.isabs(name)
+
+
+def _is_hub_id(name: str) -> bool:
+    """Return whether a name that is no existing path may be an id on the Hub (``namespace/name``)."""
+    return not _begins_as_path(name) and name.count("/") <= 1
+
+
+def _in_directory(directory: Path, filename: str | None, quantization: str, gguf: bool | None) -> Path:
+    wanted = bool(filename or quantization) if gguf is None else gguf
     # A ggjt file, llama.cpp's format before GGUF, may have any name.
-    if filenames and not filenames[0].endswith(".gguf") and is_file(directory / filenames[0]):
-        return directory / filenames[0]
+    if filename is not None and not filename.endswith(".gguf") and is_file(directory / filename):
+        return directory / filename
     if not wanted and (gguf is False or os.path.lexists(directory / "config.json")):
         return directory
     try:
@@ -137,55 +147,51 @@ def _in_directory(directory: Path, filenames: Sequence[str], quantization: str, 
         raise ModelLoadError(
             f"{directory} is not a model: it has neither a GGUF file nor a config.json", path=directory
         )
-    return directory / _selected(files, filenames, quantization, str(directory))[0]
+    return directory / _selected(files, filename, quantization, str(directory))[0]
 
 
-def _on_hub(repository: _Repository, filenames: Sequence[str], quantization: str, gguf: bool | None) -> Path:
-    if gguf or (gguf is None and (filenames or quantization)):
-        # Named files are requested without a listing, so that they load without a network once they are cached.
-        files = split_parts(filenames[0]) if filenames else None
-        return _gguf_on_hub(repository, files, quantization)
+def _on_hub(repository: _Repository, filename: str | None, quantization: str, gguf: bool | None) -> Path:
+    if gguf or (gguf is None and (filename or quantization)):
+        return _gguf_on_hub(repository, filename, quantization)
     directory = repository.download(_WANTED, _UNWANTED)
     if any(directory.glob("*.safetensors")):
         return repository.download(_OF_MODULES, ()) if is_file(directory / _MODULES) else directory
     names = repository.files()
     if gguf is None and any(name.endswith(".gguf") for name in names):
         return _gguf_on_hub(repository, None, quantization)
-    pickles = [name for name in names if name.endswith(_PICKLES)]
-    if pickles:
-        raise ModelLoadError(
-            f"{repository.name} has only {pickles[0]}, a pickle, which can run any code when it is loaded and is "
-            "refused: convert it to safetensors, or use a repository that has them",
-            path=repository.name,
-        )
+    if (pickle := find_pickle(names)) is not None:
+        raise ModelLoadError(f"{repository.name} has only {pickle}, {PICKLE_IS_REFUSED}", path=repository.name)
     raise ModelLoadError(f"{repository.name} holds no safetensors weights", path=repository.name)
 
 
-def _gguf_on_hub(repository: _Repository, files: list[str] | None, quantization: str) -> Path:
-    if files is None:
-        files = _selected(repository.files(), (), quantization, repository.name)
+def _gguf_on_hub(repository: _Repository, filename: str | None, quantization: str) -> Path:
+    if filename is None:
+        files = _selected(repository.files(), None, quantization, repository.name)
+    else:  # requested without a listing, so that it loads without a network once it is cached
+        files = split_parts(filename)
     directory = repository.download([glob.escape(name) for name in files], ())
     if not is_file(directory / files[0]):
-        _selected(repository.files(), files, quantization, repository.name)
+        _selected(repository.files(), files[0], quantization, repository.name)
         raise ModelLoadError(f"{files[0]} of {repository.name} could not be downloaded", path=repository.name)
     return directory / files[0]
 
 
-def _selected(files: Sequence[str], filenames: Sequence[str], quantization: str, where: str) -> list[str]:
+def _selected(files: Sequence[str], filename: str | None, quantization: str, where: str) -> list[str]:
     """Return all parts of the GGUF model that the user selected.
 
     :param files: the files to choose from
-    :param filenames: the first, if any, is the model's file
-    :param quantization: otherwise, selects the model whose name has this quantization; empty: there must be one model
+    :param filename: the model's file, or any part of it
+    :param quantization: without ``filename``, selects the model whose name has this quantization; empty: there must be
+        one model
     :param where: the directory or repository, for messages
     """
     models = {tuple(split_parts(name)) for name in files if name.endswith(".gguf") and not is_encoder_name(name)}
     names = sorted(parts[0] for parts in models)
     more = "" if len(names) <= MAX_LISTED else f" and {len(names) - MAX_LISTED} more"
     there_is = f"available: {', '.join(names[:MAX_LISTED])}{more}"
-    if filenames:
-        fitting = {parts for parts in models if filenames[0] in parts}
-        wanted = f"file {filenames[0]!r}"
+    if filename is not None:
+        fitting = {parts for parts in models if filename in parts}
+        wanted = f"file {filename!r}"
     elif quantization:
         tag = re.compile(rf"(?<![a-z0-9]){re.escape(quantization)}(?![a-z0-9_])", re.IGNORECASE)
         fitting = {parts for parts in models if tag.search(parts[0])}

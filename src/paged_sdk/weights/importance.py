@@ -93,7 +93,7 @@ class ImportanceMatrix:
             num_chunks=self.num_chunks + other.num_chunks,
         )
 
-    def of(self, name: str, num_matrices: int, cols: int, *, only: int | None = None) -> Tensor | None:
+    def column_weights(self, name: str, num_matrices: int, cols: int, *, only: int | None = None) -> Tensor | None:
         """Return the weights of a tensor's columns, float32 ``[num_matrices, cols]``, with a mean of 1 over each
         matrix; None if there are no values for the tensor.
 
@@ -116,7 +116,7 @@ class ImportanceMatrix:
         relative = torch.where(mean > 0, squares / mean.clamp_min(torch.finfo(torch.float32).tiny), 1.0)
         return relative.clamp_min(_LEAST)
 
-    def must_fit(self, sizes: Mapping[str, tuple[int, int]], wanted: Collection[str]) -> None:
+    def check_model(self, sizes: Mapping[str, tuple[int, int]], wanted: Collection[str]) -> None:
         """Check that this importance matrix was made for the model.
 
         :param sizes: the number of matrices and of columns of every tensor of the model, by GGUF name
@@ -127,7 +127,7 @@ class ImportanceMatrix:
             if name not in sizes and name not in _ENDS:
                 raise CheckpointError(f"{self.source} is for another model: tensor {shown(name)} is not in this one")
             if name in sizes:
-                self.of(name, *sizes[name])
+                self.column_weights(name, *sizes[name])
         missing = [name for name in wanted if name not in self.sums and name not in _ENDS]
         layers = {_layer(name) for name in self.sums}
         foreign = next((name for name in missing if _layer(name) not in layers), None)

@@ -32,8 +32,6 @@ def new_file(target: Path, num_bytes: int, *, setting: str = "target") -> Iterat
     try:
         with _becoming(target, part, num_bytes + _ROOM_FOR_METADATA, setting):
             yield part
-            with open(part, "rb") as file:
-                os.fsync(file.fileno())
     finally:
         with suppress(FileNotFoundError):
             part.unlink()
@@ -70,7 +68,11 @@ def _beside(target: Path) -> Path:
 
 @contextmanager
 def _becoming(target: Path, part: Path, num_bytes: int, setting: str) -> Iterator[None]:
-    """Rename ``part`` to ``target`` after the block; the target must not exist before the block, nor after it."""
+    """Rename ``part`` to ``target`` after the block; the target must not exist before the block, nor after it.
+
+    Everything is on the disk before the new name is: otherwise a power failure could leave a complete-looking target
+    with empty files.
+    """
     must_be_new(target, setting=setting)
     try:
         free = shutil.disk_usage(target.parent).free
@@ -81,6 +83,26 @@ def _becoming(target: Path, part: Path, num_bytes: int, setting: str) -> Iterato
             )
         yield
         must_be_new(target, setting=setting)
+        for path in (*part.rglob("*"), part):
+            _sync(path)
         os.replace(part, target)
+        _sync(target.parent)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error.strerror or error}", path=target) from error
+
+
+def _sync(path: Path) -> None:
+    """Write a file's content, or a directory's names, to the disk."""
+    if path.is_dir():
+        with suppress(OSError):  # not every system can: Windows cannot open a directory
+            _sync_opened(path)
+    else:
+        _sync_opened(path)
+
+
+def _sync_opened(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # Windows needs the right to write
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

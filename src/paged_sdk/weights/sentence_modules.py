@@ -30,9 +30,10 @@ class SentenceModule:
 
 
 def read_modules(directory: Path) -> list[SentenceModule] | None:
-    """Return the checkpoint's modules in order, at most the first 16; None if it has no modules.json.
+    """Return the checkpoint's modules in order; None if it has no modules.json.
 
-    :raises CheckpointError: modules.json cannot be read, or names a directory outside of the checkpoint
+    :raises CheckpointError: modules.json cannot be read, lists more than 16 modules, or names a directory outside of
+        the checkpoint
     """
     path = directory / "modules.json"
     if not is_file(path):
@@ -43,11 +44,13 @@ def read_modules(directory: Path) -> list[SentenceModule] | None:
         raise CheckpointError(f"{path} is not JSON: {error}", path=path) from error
     if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
         raise CheckpointError(f"{path}: expected a list of modules", path=path)
+    if len(content) > _MOST_MODULES:
+        raise CheckpointError(f"{path} lists {len(content)} modules: at most {_MOST_MODULES} are read", path=path)
     return [
         SentenceModule(
             str(module.get("type", "")).rpartition(".")[2], directory / _relative(path, module.get("path", ""))
         )
-        for module in content[:_MOST_MODULES]
+        for module in content
     ]
 
 

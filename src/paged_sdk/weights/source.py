@@ -9,9 +9,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 
-__all__ = ["OfFiles", "WeightSource"]
+__all__ = ["OfFiles", "WeightSource", "malformed"]
 
 
 class WeightSource(Protocol):
@@ -68,3 +69,13 @@ class OfFiles(Protocol):
     def path_of(self, name: str) -> Path:
         """Return the file that holds a tensor; for a missing tensor, the path that was searched."""
         ...
+
+
+def malformed(source: WeightSource, name: str, what: str) -> CheckpointError:
+    """Return an error that names the file of a tensor, if the source has files.
+
+    :param name: the tensor
+    :param what: what is wrong; begins the message after the file
+    """
+    path = source.path_of(name) if isinstance(source, OfFiles) else None
+    return CheckpointError(what if path is None else f"{path}: {what}", path=path)

@@ -21,7 +21,7 @@ from paged_sdk.errors import EngineDeadError, EngineError, PagedError
 from paged_sdk.guard import RequestGuard, clear_frames, request_failure
 from paged_sdk.logs import get_logger
 from paged_sdk.scheduler.request import Request
-from paged_sdk.system.event_loop import OutputLoop, settled
+from paged_sdk.system.event_loop import OutputLoop, wait_until_done
 from paged_sdk.system.owner import Owner, closed_model
 from paged_sdk.system.threads import thread_must_start
 from paged_sdk.types.stats import ModelStats
@@ -188,7 +188,7 @@ class Worker:
         self.check()
         self._put(command)
         try:
-            await settled(command.future)
+            await wait_until_done(command.future)
             return command.future.result()
         finally:
             del command  # as above

@@ -34,7 +34,7 @@ from paged_sdk.models.family import has_head, read_config
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint, refuse_other_files
 from paged_sdk.weights.gguf.config import must_be_model
 from paged_sdk.weights.gguf.export import GgufMatrix, config_metadata, gguf_tensors, global_rope
-from paged_sdk.weights.gguf.file import GgufFile, open_gguf
+from paged_sdk.weights.gguf.file import GgufFile, open_gguf, tensors_of_parts
 from paged_sdk.weights.gguf.mixtures import PLAIN_TYPES, ModelShape, file_type, tensor_types
 from paged_sdk.weights.gguf.source import GgufSource
 from paged_sdk.weights.gguf.tensor import GgufTensor, stored_matrix
@@ -139,12 +139,14 @@ class _Wanted:
             by_layer = gguf_overrides(self.topology, architecture, shapes, num_layers=model.num_layers)
         types = tensor_types(self.type, shapes, model, [*by_layer, *self.overrides])
         if self.importance is not None:
-            self.importance.must_fit({name: _matrices(shape) for name, shape in shapes.items()}, types)
+            self.importance.check_model({name: _matrices(shape) for name, shape in shapes.items()}, types)
         return types
 
     def importance_of(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
         """Return the weights of errors in the columns of a tensor's matrices; None: unweighted."""
-        return None if self.importance is None or len(shape) < 2 else self.importance.of(name, *_matrices(shape))
+        if self.importance is None or len(shape) < 2:
+            return None
+        return self.importance.column_weights(name, *_matrices(shape))
 
 
 def _matrices(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -250,7 +252,7 @@ def _from_parts(
     must_be_model(first.metadata, path)
     if "general.architecture" not in first.metadata:
         raise CheckpointError(f"{path} does not say its architecture", path=path)
-    stored = {name: tensor for file in files for name, tensor in file.tensors.items()}
+    stored = tensors_of_parts(files)
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     types = wanted.types(shapes, _shape_of(first, stored), str(first.metadata["general.architecture"]))
     kept = {

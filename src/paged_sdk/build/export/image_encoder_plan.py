@@ -33,7 +33,7 @@ from paged_sdk.weights.hub import resolve_model
 from paged_sdk.weights.mmproj.export import IMAGE_BREAK, ExportedEncoder, export_of, feature_layers
 from paged_sdk.weights.mmproj.source import Mmproj
 from paged_sdk.weights.new_target import must_be_new, new_file
-from paged_sdk.weights.source import WeightSource
+from paged_sdk.weights.source import WeightSource, malformed
 
 __all__ = ["write"]
 
@@ -165,9 +165,13 @@ class _Pieces:
         """Return the shapes of the pieces of a tensor by name, without reading it.
 
         :param stored: GGUF's name of the tensor
+        :raises CheckpointError: the tensor has a shape that its pieces cannot have
         """
         whole = torch.empty(self._source.shape(name), device="meta")
-        return {own: tuple(piece.shape) for own, piece in self._kind.pieces(stored, whole, self._config)}
+        try:
+            return {own: tuple(piece.shape) for own, piece in self._kind.pieces(stored, whole, self._config)}
+        except CheckpointError as error:
+            raise malformed(self._source, name, f"tensor {shown(name)}: {error}") from error
 
     def read(self, name: str, stored: str, own: str) -> Tensor:
         """Return one piece of a tensor.

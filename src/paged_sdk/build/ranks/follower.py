@@ -20,7 +20,7 @@ from paged_sdk.build.ranks.part import ModelPart
 from paged_sdk.errors import EngineDeadError
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.parallel.group import Group
-from paged_sdk.system.processors import keep_on
+from paged_sdk.system.processors import pin_thread
 
 __all__ = ["main"]
 
@@ -56,7 +56,7 @@ def _read(pipe: int, size: int) -> bytes:
 
 
 def _follow(assignment: Assignment, answers: BinaryIO) -> None:
-    keep_on(assignment.processors)
+    pin_thread(assignment.processors)
     settings = assignment.settings
     (device,) = choose_devices(settings)
     if device.type == "cuda":

@@ -50,13 +50,13 @@ class _Harmony(AnswerFormat):
 
     def read(self, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[None]:
         # The prompt ends within the header of a message, so the answer may begin with the recipient, before any mark.
-        place = reader.place
+        position = reader.position
         space = yield from reader.space()
         mark: str | None = _START
         if (yield from reader.literal(_TO)):
             reader.at -= len(space + _TO)
         else:
-            pieces.content(space, place)
+            pieces.content(space, position)
             mark = ""
         while mark is not None:
             # Other text between messages is content.

@@ -14,11 +14,11 @@ from paged_sdk.weights.gguf.model import GgufModel
 from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
 from paged_sdk.weights.gguf.tensor import GgufTensor
 
-__all__ = ["config_from_gguf", "must_be_model"]
+__all__ = ["GEMMA3_LOCAL_THETA", "GEMMA3_PERIOD", "config_from_gguf", "must_be_model"]
 
 # Gemma's constants, which converters do not write.
 _GEMMA2_WINDOW, _GEMMA2_PERIOD = 4096, 2
-_GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10_000.0
+GEMMA3_PERIOD, GEMMA3_LOCAL_THETA = 6, 10_000.0
 # The 27B models scale attention by hidden_size / num_heads, all others by head_dim; they are told apart by depth.
 _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 
@@ -27,6 +27,9 @@ _MIXTURES = frozenset({"llama", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss"})
 _SHARED_SIZE = "expert_shared_feed_forward_length"
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", _SHARED_SIZE)
 _SOFTMAX_GATE = 1
+
+# Architectures that may rotate only a part of each head.
+_PARTLY_ROTATED = frozenset({"phi3", "glm4", "nemotron", "phi2", "stablelm"})
 
 # Tensors of rotary scaling factors, and the architectures for which llama.cpp reads them.
 _DIVISORS = "rope_freqs.weight"
@@ -101,7 +104,8 @@ def _check_positions(model: GgufModel) -> None:
 
     :raises UnsupportedArchitectureError: only a part of each head is rotated, or there are tensors of rotary factors
     """
-    _ = model.rotary_dim
+    if model.rotary_dim != model.head_dim and model.architecture not in _PARTLY_ROTATED:
+        raise model.unsupported(f"{model.rotary_dim} of {model.head_dim} elements per head rotated")
     for name in (_DIVISORS, *_LONGROPE_TENSORS):
         if name in model.tensors and name not in _ROPE_TENSORS.get(model.architecture, ()):
             raise model.unsupported(f"a tensor {shown(name)}")
@@ -308,8 +312,8 @@ def _gemma3(model: GgufModel) -> dict[str, Any]:
     if (attn_factor := model.number("rope.scaling.attn_factor", 1.0)) != 1.0:
         raise model.unsupported(f"metadata gemma3.rope.scaling.attn_factor = {attn_factor}")
     window = model.integer("attention.sliding_window", 0, minimum=0)
-    return _gemma(model, window, _GEMMA3_PERIOD) | {
-        "rope_local_base_freq": model.number("rope.freq_base_swa", _GEMMA3_LOCAL_THETA),
+    return _gemma(model, window, GEMMA3_PERIOD) | {
+        "rope_local_base_freq": model.number("rope.freq_base_swa", GEMMA3_LOCAL_THETA),
         "attn_logit_softcapping": None,
         "final_logit_softcapping": model.number("final_logit_softcapping", 0.0) or None,
     }

@@ -18,11 +18,12 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKind
-from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
+from paged_sdk.errors import UnsupportedArchitectureError, shown
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.weights.gguf.config import GEMMA3_LOCAL_THETA, GEMMA3_PERIOD
 from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH, GgufArchitecture
 from paged_sdk.weights.qkv_order import qkv_order, runs
-from paged_sdk.weights.source import WeightSource
+from paged_sdk.weights.source import WeightSource, malformed
 
 __all__ = [
     "CheckpointNames",
@@ -41,7 +42,6 @@ _ARCHITECTURE_OF: Final = MappingProxyType(
     | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
     | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}
 )
-_GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10_000.0
 _EXPERT: Final = re.compile(r"\.(experts|norms)\.(\d+)\.")
 _MERGED: Final = re.compile(r"model\.layers\.(\d+)\..+\.experts\.(gate_up_proj|down_proj)")
 _LAYER_TENSOR: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
@@ -307,7 +307,7 @@ def _ungrouped(source: WeightSource, name: str, config: DecoderConfig) -> GgufMa
     whole = source.matrix(name) if len(shape) > 1 else _column(source, name)
     order = qkv_order(config.num_heads, config.num_kv_heads, config.head_dim)
     if shape[0] != len(order):
-        raise CheckpointError(f"tensor {shown(name)} has {shape[0]} rows: expected {len(order)}")
+        raise malformed(source, name, f"tensor {shown(name)} has {shape[0]} rows: expected {len(order)}")
     return GgufMatrix(shape=shape, matrices=[whole.rows(slice(first, end)) for first, end in runs(order)])
 
 
@@ -321,7 +321,7 @@ def _stack(source: WeightSource, stored: str, members: Mapping[int, str], config
         return _norms_of_heads(source, stored, members, config)
     count = 0 if config.moe is None else config.moe.num_experts
     if sorted(members) != list(range(count)):
-        raise CheckpointError(f"the checkpoint has {len(members)} of the {count} experts of {shown(stored)}")
+        raise malformed(source, stored, f"there are {len(members)} of the {count} experts of {shown(stored)}")
     matrices = [source.matrix(members[expert]) for expert in range(count)]
     return GgufMatrix(shape=(count, *matrices[0].shape), matrices=matrices)
 
@@ -329,7 +329,7 @@ def _stack(source: WeightSource, stored: str, members: Mapping[int, str], config
 def _norms_of_heads(source: WeightSource, stored: str, members: Mapping[int, str], config: DecoderConfig) -> GgufMatrix:
     count = config.num_heads if ".attn_q_norm." in stored else config.num_kv_heads
     if sorted(members) != list(range(count)):
-        raise CheckpointError(f"the checkpoint has {len(members)} of the {count} norms of {shown(stored)}")
+        raise malformed(source, stored, f"there are {len(members)} of the {count} norms of {shown(stored)}")
     rows = [source.tensor(members[head], torch.float32, torch.device("cpu")).view(1, -1) for head in range(count)]
     return GgufMatrix(shape=(count, rows[0].shape[1]), matrices=[DenseMatrix(row) for row in rows])
 
@@ -343,7 +343,7 @@ def _merged_experts(
     rows = config.hidden_size if len(stored) == 1 else config.moe.intermediate_size
     height = rows * len(stored)
     if whole.shape[0] != count * height:
-        raise CheckpointError(f"tensor {shown(name)} has {whole.shape[0]} rows: expected {count * height}")
+        raise malformed(source, name, f"tensor {shown(name)} has {whole.shape[0]} rows: expected {count * height}")
     return {
         own: GgufMatrix(
             shape=(count, rows, whole.shape[1]),
@@ -430,10 +430,10 @@ def _gemma(config: DecoderConfig, name: str) -> dict[str, Any]:
     if name == "gemma3":
         full = [layer for layer, width in enumerate(windows) if width is None]
         period = full[0] + 1 if full else 0
-        if window is not None and period != _GEMMA3_PERIOD:
+        if window is not None and period != GEMMA3_PERIOD:
             values["attention.sliding_window_pattern"] = period
         local = next((rope for rope, width in zip(config.ropes, windows, strict=True) if width is not None), None)
-        if local is not None and local.theta != _GEMMA3_LOCAL_THETA:
+        if local is not None and local.theta != GEMMA3_LOCAL_THETA:
             values["rope.freq_base_swa"] = float(local.theta)
     return values
 

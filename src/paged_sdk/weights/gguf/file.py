@@ -6,6 +6,7 @@ See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from paged_sdk.weights.gguf.tensor import GgufTensor
 from paged_sdk.weights.gguf.writer import GgufValue
 from paged_sdk.weights.weight_file import WeightFile
 
-__all__ = ["GgufFile", "open_gguf"]
+__all__ = ["GgufFile", "open_gguf", "tensors_of_parts"]
 
 _MAGIC = b"GGUF"
 _LEGACY_MAGICS = frozenset({b"ggml", b"ggmf", b"ggla"})
@@ -181,3 +182,16 @@ def open_gguf(path: Path) -> list[GgufFile]:
             path=path,
         )
     return [file if part == path else GgufFile(part) for part in parts]
+
+
+def tensors_of_parts(files: Iterable[GgufFile]) -> dict[str, GgufTensor]:
+    """Return the tensors of all parts of a model, by GGUF name.
+
+    :raises CheckpointError: two parts have a tensor of the same name
+    """
+    tensors: dict[str, GgufTensor] = {}
+    for file in files:
+        if twice := tensors.keys() & file.tensors:
+            raise CheckpointError(f"{file.path} repeats tensor {shown(min(twice))} of another part", path=file.path)
+        tensors |= file.tensors
+    return tensors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from attrs import frozen
 
@@ -14,8 +14,6 @@ from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.gguf.tensor import GgufTensor
 
 __all__ = ["GgufModel"]
-
-_PARTLY_ROTATED: Final = frozenset({"phi3", "glm4", "nemotron", "phi2", "stablelm"})
 
 
 @frozen
@@ -93,10 +91,7 @@ class GgufModel:
     @property
     def rotary_dim(self) -> int:
         """Return how many elements of each head are rotated; most architectures rotate all."""
-        rotary_dim = self.integer("rope.dimension_count", self.head_dim)
-        if rotary_dim != self.head_dim and self.architecture not in _PARTLY_ROTATED:
-            raise self.unsupported(f"{rotary_dim} of {self.head_dim} elements per head rotated")
-        return rotary_dim
+        return self.integer("rope.dimension_count", self.head_dim)
 
     def malformed(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path} cannot be used: {what}", path=self.path)

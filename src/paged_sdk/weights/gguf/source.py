@@ -17,7 +17,7 @@ from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, show
 from paged_sdk.kernels.quantized.gguf_blocks import dequantize, tensor_type_of
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.weights.gguf.config import config_from_gguf
-from paged_sdk.weights.gguf.file import open_gguf
+from paged_sdk.weights.gguf.file import open_gguf, tensors_of_parts
 from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH, RANK_HEAD, GgufArchitecture
 from paged_sdk.weights.gguf.tensor import GgufTensor, RowDifference, stored_matrix
 from paged_sdk.weights.qkv_order import qkv_order, runs
@@ -96,11 +96,7 @@ class GgufSource:
         self._path = path
         self._files = open_gguf(path)
         self.metadata: dict[str, Any] = self._files[0].metadata
-        tensors: dict[str, GgufTensor] = {}
-        for file in self._files:
-            if twice := tensors.keys() & file.tensors:
-                raise CheckpointError(f"{file.path} repeats tensor {shown(min(twice))} of another part", path=path)
-            tensors |= file.tensors
+        tensors = tensors_of_parts(self._files)
         self.config: dict[str, Any] = config_from_gguf(self.metadata, tensors, path)
         architecture = ARCHITECTURES[self.metadata["general.architecture"]].of_file(tensors)
         self._weights = {
@@ -168,10 +164,15 @@ class GgufSource:
             yield from self._divided(architecture, layer.removeprefix("blk."), architecture.divided[own], tensor)
             return
         name = self._name(architecture, tensor.name)
-        if tensor.name == RANK_HEAD and not architecture.is_encoder and tensor.shape[0] == 2:
-            # The rows are those of two answer tokens in the output projection. The score is the log odds of the first,
+        if tensor.name == RANK_HEAD and not architecture.is_encoder:
+            if len(tensor.shape) != 2:
+                raise CheckpointError(
+                    f"{self._path}: tensor {shown(RANK_HEAD)} of shape {list(tensor.shape)} is no matrix",
+                    path=self._path,
+                )
+            # Two rows are those of two answer tokens in the output projection. The score is the log odds of the first,
             # the difference of their logits; llama.cpp computes the softmax.
-            yield name, RowDifference.of(tensor)
+            yield name, RowDifference.of(tensor) if tensor.shape[0] == 2 else tensor
             return
         if EACH not in name:
             # The shared expert's gate is a matrix with one row, which converters write as a vector.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
-from paged_sdk.weights.gguf.file import open_gguf
+from paged_sdk.weights.gguf.file import open_gguf, tensors_of_parts
 from paged_sdk.weights.gguf.tensor import GgufTensor
 
 __all__ = ["MmprojFile"]
@@ -30,10 +31,8 @@ class MmprojFile:
         self.path = path
         self._files = open_gguf(path)
         self._metadata: dict[str, Any] = self._files[0].metadata
-        self.tensors: dict[str, GgufTensor] = {}
-        for file in self._files:
-            self.tensors |= file.tensors
         try:
+            self.tensors: Mapping[str, GgufTensor] = tensors_of_parts(self._files)
             self._must_encode_images()
         except BaseException:
             self.close()

@@ -96,10 +96,12 @@ class Mmproj:
 
     def _must_fit(self, text: Mapping[str, Any], text_path: Path) -> None:
         decoders, own = self._kind.decoders, text.get("model_type")
-        if decoders is not None and own not in decoders:
+        has_mrope = "mrope_section" in (text.get("rope_scaling") or {})
+        if has_mrope if decoders is None else own not in decoders:
+            made_for = "decoders without M-RoPE" if decoders is None else ", ".join(sorted(decoders))
             raise CheckpointError(
-                f"{self.path} is an image encoder (projector {shown(self._file.projector)}) for "
-                f"{', '.join(sorted(decoders))}, and {text_path} is {shown(own)}",
+                f"{self.path} is an image encoder (projector {shown(self._file.projector)}) for {made_for}, and "
+                f"{text_path} is {shown(own)}",
                 path=self.path,
             )
         layers = len(self.config["vision_config"].get("deepstack_visual_indexes", ()))

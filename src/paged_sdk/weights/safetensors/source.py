@@ -11,13 +11,13 @@ from torch import Tensor
 from paged_sdk.errors import CheckpointError, ModelLoadError, UnsupportedQuantizationError, shown
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, UnreadRows
 from paged_sdk.system.files import is_file, read_json
+from paged_sdk.weights.pickles import PICKLE_IS_REFUSED, find_pickle
 from paged_sdk.weights.safetensors.file import SafetensorsFile
 
 __all__ = ["SafetensorsSource", "uqff_is_refused"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 
 
 class SafetensorsSource:
@@ -154,12 +154,8 @@ def _no_weights(directory: Path) -> ModelLoadError:
         suffixes.setdefault(path.suffix, path.name)
     if ".uqff" in suffixes:
         return uqff_is_refused(directory / suffixes[".uqff"])
-    pickles = sorted(_PICKLE_SUFFIXES & suffixes.keys())
-    if pickles:
-        why = (
-            f"it has only {suffixes[pickles[0]]}, a pickle, which can run any code when it is loaded and is refused: "
-            "convert it to safetensors (save_pretrained of transformers does), or use a safetensors version"
-        )
+    if (pickle := find_pickle(suffixes.values())) is not None:
+        why = f"it has only {pickle}, {PICKLE_IS_REFUSED}"
     elif ".gguf" in suffixes:
         why = f"it has {suffixes['.gguf']}: give that file's path to load it"
     else:

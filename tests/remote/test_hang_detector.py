@@ -5,35 +5,35 @@ from __future__ import annotations
 import pytest
 
 from paged_sdk import ConfigError, HangLimits
-from paged_sdk.remote.pulse import Pulse
+from paged_sdk.remote.hang_detector import HangDetector
 
 
-def rounds_until_hung(pulse: Pulse) -> tuple[int, str]:
+def rounds_until_hung(detector: HangDetector) -> tuple[int, str]:
     for number in range(1, 10_000):
-        reason = pulse.next_round()
+        reason = detector.next_round()
         if reason is not None:
             return number, reason
     raise AssertionError("it never hangs")
 
 
 def test_a_process_that_says_nothing_has_hung_after_its_limit() -> None:
-    pulse = Pulse(HangLimits(silent_seconds=30))
-    assert pulse.round_seconds == 3
+    detector = HangDetector(HangLimits(silent_seconds=30))
+    assert detector.round_seconds == 3
     for _ in range(100):
-        assert pulse.next_round() is None
-        pulse.note()
-    assert rounds_until_hung(pulse) == (11, "it has hung: nothing was heard of it for 30 s")
-    pulse.note()
-    assert pulse.next_round() is None
+        assert detector.next_round() is None
+        detector.note()
+    assert rounds_until_hung(detector) == (11, "it has hung: nothing was heard of it for 30 s")
+    detector.note()
+    assert detector.next_round() is None
 
 
 def test_an_engine_in_one_step_for_too_long_has_hung() -> None:
-    pulse = Pulse(HangLimits(silent_seconds=10, step_seconds=25))
+    detector = HangDetector(HangLimits(silent_seconds=10, step_seconds=25))
 
     def round_of(step: int | None) -> str | None:
-        pulse.note()
-        pulse.note_step(step)
-        return pulse.next_round()
+        detector.note()
+        detector.note_step(step)
+        return detector.next_round()
 
     for step in [None, *range(100), *[100] * 25, 101, None, *[102] * 25, None, None]:
         assert round_of(step) is None
@@ -50,15 +50,15 @@ def test_an_engine_in_one_step_for_too_long_has_hung() -> None:
     ],
 )
 def test_the_shorter_limit_is_ten_rounds(limits: HangLimits, round_seconds: float | None) -> None:
-    assert Pulse(limits).round_seconds == round_seconds
+    assert HangDetector(limits).round_seconds == round_seconds
 
 
 def test_without_limits_nothing_hangs() -> None:
-    pulse = Pulse(HangLimits(silent_seconds=None, step_seconds=None))
-    pulse.note_step(1)
-    assert {pulse.next_round() for _ in range(1000)} == {None}
-    pulse = Pulse(HangLimits(silent_seconds=None, step_seconds=3))
-    assert {pulse.next_round() for _ in range(1000)} == {None}
+    detector = HangDetector(HangLimits(silent_seconds=None, step_seconds=None))
+    detector.note_step(1)
+    assert {detector.next_round() for _ in range(1000)} == {None}
+    detector = HangDetector(HangLimits(silent_seconds=None, step_seconds=3))
+    assert {detector.next_round() for _ in range(1000)} == {None}
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "60", True])

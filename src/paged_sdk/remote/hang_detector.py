@@ -6,13 +6,13 @@ from typing import Final
 
 from paged_sdk.config.hang_limits import HangLimits
 
-__all__ = ["Pulse"]
+__all__ = ["HangDetector"]
 
 ROUNDS: Final = 10
 """The number of pings within the shorter limit, so that a hang is detected at most a tenth of the limit late."""
 
 
-class Pulse:
+class HangDetector:
     """Decides from the messages of a process, or their absence, whether it has hung.
 
     Time is counted in rounds of one ping each, not by a clock. If this process or the whole machine is suspended, the

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from paged_sdk.chat.token_places import TextTokens, TokenPlaces
+from paged_sdk.chat.output_bytes import OutputBytes
+from paged_sdk.chat.token_spans import TextTokens, TokenSpans
 from paged_sdk.chat.tokenizer import Tokenizer
 
 NOTED: Final = "paged_sdk.tests.noted"
@@ -26,10 +27,10 @@ class Pieces:
         return b"".join(self._pieces[id] for id in ids)
 
 
-def places_of(pieces: list[bytes], *, left_out: int = 0, strips: bool = False) -> list[tuple[int, int]]:
+def spans_of(pieces: list[bytes], *, left_out: int = 0, strips: bool = False) -> list[tuple[int, int]]:
     tokenizer = cast(Tokenizer, Pieces(pieces))
-    places = TokenPlaces(tokenizer, kept=frozenset(), num_left_out=left_out, strips_space=strips)
-    return [places.next(place) for place in range(len(pieces))]
+    spans = TokenSpans(OutputBytes(tokenizer, kept=frozenset(), num_left_out=left_out, strips_space=strips))
+    return [spans.add(token_id) for token_id in range(len(pieces))]
 
 
 def characters_of(data: bytes) -> list[int]:
@@ -43,7 +44,7 @@ def characters_of(data: bytes) -> list[int]:
 
     codecs.register_error(NOTED, note)
     data.decode("utf-8", NOTED)
-    is_first = [place in starts or not 0x80 <= byte < 0xC0 for place, byte in enumerate(data)]
+    is_first = [index in starts or not 0x80 <= byte < 0xC0 for index, byte in enumerate(data)]
     return [count - 1 for count in accumulate(is_first, initial=0)][1:]
 
 
@@ -53,7 +54,7 @@ def characters_of(data: bytes) -> list[int]:
 def test_tokens_have_a_part_in_the_characters_of_their_bytes(pieces: list[bytes]) -> None:
     characters = characters_of(b"".join(pieces))
     at = 0
-    for piece, (begin, end) in zip(pieces, places_of(pieces), strict=True):
+    for piece, (begin, end) in zip(pieces, spans_of(pieces), strict=True):
         assert list(range(begin, end)) == sorted(set(characters[at : at + len(piece)]))
         at += len(piece)
     assert len(b"".join(pieces).decode("utf-8", "replace")) == max(characters, default=-1) + 1
@@ -68,19 +69,17 @@ def test_tokens_have_a_part_in_the_characters_of_their_bytes(pieces: list[bytes]
         ([b"\xc3", b"\xa9 "], [(0, 1), (0, 2)]),
     ],
 )
-def test_a_space_that_decoding_takes_away_has_no_place(pieces: list[bytes], expected: list[tuple[int, int]]) -> None:
-    assert places_of(pieces, strips=True) == expected
+def test_a_space_that_decoding_strips_has_no_token(pieces: list[bytes], expected: list[tuple[int, int]]) -> None:
+    assert spans_of(pieces, strips=True) == expected
 
 
-def test_bytes_that_repeat_the_prompt_have_no_place() -> None:
-    assert places_of([b"ab", b"cd", b"", b"e"], left_out=3) == [(0, 0), (0, 1), (1, 1), (1, 2)]
+def test_bytes_that_repeat_the_prompt_have_no_characters() -> None:
+    assert spans_of([b"ab", b"cd", b"", b"e"], left_out=3) == [(0, 0), (0, 1), (1, 1), (1, 2)]
 
 
 def test_each_token_is_taken_once_with_the_first_text_that_it_is_part_of() -> None:
     pieces = [b"<a>", b"b", b"", b"c<d", b">e<", b"f>"]
-    tokens = TextTokens[bytes](
-        TokenPlaces(cast(Tokenizer, Pieces(pieces)), kept=frozenset(), num_left_out=0, strips_space=False)
-    )
+    tokens = TextTokens[bytes](TokenSpans(OutputBytes(cast(Tokenizer, Pieces(pieces)), kept=frozenset())))
     tokens.add(range(6), pieces)
     assert tokens.take([]) == []
     assert tokens.take([(3, 4)]) == [b"b"]

@@ -33,7 +33,7 @@ from paged_sdk.kernels.quantized.stored_matrix import UnreadRows
 from paged_sdk.logs import get_logger
 from paged_sdk.weights.weight_file import WeightFile
 
-__all__ = ["KeptWeights", "Quantized"]
+__all__ = ["Quantized", "QuantizedCache"]
 
 _log = get_logger(__name__)
 
@@ -59,7 +59,7 @@ class _Part:
     checksum: int
 
 
-class KeptWeights:
+class QuantizedCache:
     """Caches quantized matrices between quantization and packing. Thread-safe.
 
     :param path: the file; its directory is created if necessary
@@ -76,7 +76,7 @@ class KeptWeights:
         self._new = _NewFile(path) if self._file is None else None
         self._is_damaged = False
 
-    def kept(self, name: str, made: Quantized) -> Quantized:
+    def cached(self, name: str, made: Quantized) -> Quantized:
         """Return a matrix that reads its rows from the file, or writes them there as they are quantized.
 
         :param name: a unique key, which includes the quantized type
@@ -237,10 +237,10 @@ class _NewFile:
             self._failed(error)
             return
         self._beside = None
-        _log.info("Quantized weights are kept in %s.", self._path)
+        _log.info("Quantized weights are cached in %s.", self._path)
 
     def _failed(self, error: OSError) -> None:
-        _log.warning("Quantized weights are not kept in %s: %s.", self._path, error.strerror or error)
+        _log.warning("Quantized weights are not cached in %s: %s.", self._path, error.strerror or error)
         self._drop()
 
     def _drop(self) -> None:
