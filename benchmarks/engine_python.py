@@ -75,7 +75,7 @@ class RandomTokens:
         tokens = [[token] * row.num_samples for row, token in zip(rows, drawn, strict=True)]
         return FinishedStep(RunnerOutput(tokens, [None] * len(rows)))
 
-    def requantize(self, isq: IsqType, go_on: Callable[[], None]) -> None:
+    def requantize(self, isq: IsqType, check_cancelled: Callable[[], None]) -> None:
         pass
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ class Layers:
             shape.config,
             RandomSource(shape, device, quantized=True),
             dtype=torch.bfloat16,
-            device=device,
+            placement=device,
             policy=WeightPolicy(keep_blocks=True, workspace=workspace),
         )
         settings = PoolSettings(block_size=_BLOCK_SIZE, dtype=torch.bfloat16, device=device)

@@ -90,7 +90,9 @@ class ThreadRanks:
 
         def follow(group: Group, placement: RankPlacement) -> None:
             workspace = None if library is None else Workspace(library, num_threads=placement.num_threads)
-            own = evolve(loading, settings=placement.of(loading.settings), workspace=workspace, go_on=lambda: None)
+            own = evolve(
+                loading, settings=placement.of(loading.settings), workspace=workspace, check_cancelled=lambda: None
+            )
             part = ModelPart.load(own, group)
             self._all_loaded.release()
             group.join(self._store)
@@ -108,12 +110,12 @@ class ThreadRanks:
             if end.done():
                 end.result()
 
-    def join(self, go_on: Callable[[], None]) -> None:
+    def join(self, check_cancelled: Callable[[], None]) -> None:
         """Wait until all have loaded their parts, and connect to them."""
         for _ in self._ends:
             while not self._all_loaded.acquire(timeout=0.05):
                 self.check()
-                go_on()
+                check_cancelled()
         self.group.join(self._store)
 
     def end(self, seconds: float, error: BaseException | None) -> None:

@@ -54,12 +54,12 @@ class HeldEncoder:
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldEncoder]:
     encoder, encode = HeldEncoder(), ImageEncoder.encode
 
-    def wait_and_encode(self: ImageEncoder, inputs: Any, go_on: Any) -> EncodedImage:
+    def wait_and_encode(self: ImageEncoder, inputs: Any, before_layer: Any) -> EncodedImage:
         encoder.begun.append(1)
         try:
             while not encoder.may_go_on.wait(0.001):
-                go_on()
-            made = encode(self, inputs, go_on)
+                before_layer()
+            made = encode(self, inputs, before_layer)
         except BaseException as error:
             encoder.ended.append(type(error).__name__)
             raise

@@ -144,7 +144,7 @@ async def test_it_is_collected_before_weights_are_quantized(checkpoint: Path, im
 async def test_a_collection_ends_when_nobody_waits_for_it(checkpoint: Path, text: Path) -> None:
     opened, calls = open_checkpoint(checkpoint), 0
 
-    def go_on() -> None:
+    def check_cancelled() -> None:
         nonlocal calls
         calls += 1
         if calls == 3:
@@ -152,7 +152,7 @@ async def test_a_collection_ends_when_nobody_waits_for_it(checkpoint: Path, text
 
     settings = builder_of(checkpoint).with_calibration_file(text).settings
     with pytest.raises(ModelLoadError, match="nobody waits"):
-        load_importance(opened, settings, go_on)
+        load_importance(opened, settings, check_cancelled)
     opened.source.close()
     assert calls == 3  # while the model was loaded
 

@@ -330,9 +330,9 @@ async def test_an_encoder_that_fails_ends_one_request(
     encode = ImageEncoder.encode
     good, bad = (VisionMessages().add_image_message("user", "What is this?", each) for each in PICTURES)
 
-    def fails(self: ImageEncoder, inputs: Any, go_on: Any) -> EncodedImage:
+    def fails(self: ImageEncoder, inputs: Any, before_layer: Any) -> EncodedImage:
         calls.append(1)
-        vectors = encode(self, inputs, go_on)
+        vectors = encode(self, inputs, before_layer)
         if len(calls) == 1:
             raise RuntimeError("the encoder is broken")
         return EncodedImage(vectors.vectors[1:]) if len(calls) == 2 else vectors

@@ -54,7 +54,7 @@ class Building(Opening[Model]):
         environment = read_environment()
         cancelled = threading.Event()
 
-        def go_on() -> None:
+        def check_cancelled() -> None:
             if cancelled.is_set():
                 raise ModelLoadError("the loading was cancelled")  # never seen: the caller was cancelled
 
@@ -64,7 +64,7 @@ class Building(Opening[Model]):
             with collector_paused():
                 from paged_sdk.build.assembly import load_parts
 
-            return load_parts(self._source, self._settings, environment, go_on=go_on)
+            return load_parts(self._source, self._settings, environment, check_cancelled=check_cancelled)
 
         try:
             parts = await in_own_thread(load, "to load a model in")

@@ -46,7 +46,7 @@ class ModelInsides:
             vocab_size=parts.vocab_size,
             max_sequence_tokens=parts.max_sequence_tokens,
             why_no_text=parts.why_no_text,
-            reads_whole_texts=parts.reads_whole_texts,
+            is_bidirectional=parts.is_bidirectional,
             heals_tokens=parts.heals_tokens,
             images=parts.images,
         )

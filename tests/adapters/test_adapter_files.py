@@ -42,7 +42,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(base: Path) -> DecoderModel:
     config = json.loads((base / "config.json").read_text())
-    return load_model(config, SafetensorsSource(base), dtype=torch.float32, device=torch.device("cpu"))
+    return load_model(config, SafetensorsSource(base), dtype=torch.float32, placement=torch.device("cpu"))
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_the_digest_is_of_all_that_counts(adapter: Path) -> None:
         ({"bias": "all"}, "trained biases"),
         ({"init_lora_weights": "pissa_niter_4"}, "have PEFT convert it"),
         ({"target_modules": [3]}, "names of modules"),
-        ({"use_some_news": True}, "use_some_news = True is not allowed: expected nothing"),
+        ({"use_some_news": True}, "use_some_news = True is not allowed: expected no value"),
         ({"news_config": {"on": True}}, "news_config"),
         ({"layers_to_transform": "0"}, "numbers of layers"),
         ({"use_rslora": 1}, "true or false"),

@@ -90,9 +90,9 @@ def test_the_largest_image_is_encoded(tmp_path: Path, device: list[int], monkeyp
     vision, encoded = load(tmp_path, "qwen2_vl"), list[Inputs]()
     encode = vision.encoder.encode
 
-    def watched(inputs: Inputs, go_on: Callable[[], None]) -> EncodedImage:
+    def watched(inputs: Inputs, before_layer: Callable[[], None]) -> EncodedImage:
         encoded.append(inputs)
-        return encode(inputs, go_on)
+        return encode(inputs, before_layer)
 
     monkeypatch.setattr(vision.encoder, "encode", watched)
     assert encoder_bytes(CPU, vision, LIMITS, max_tokens=4096) == 30 * MIB + MOST_BYTES + 40 * MIB
@@ -123,7 +123,7 @@ def test_an_encoder_that_fails_needs_nothing(
 ) -> None:
     vision = load(tmp_path, "llava")
 
-    def failing(inputs: Inputs, go_on: Callable[[], None]) -> EncodedImage:
+    def failing(inputs: Inputs, before_layer: Callable[[], None]) -> EncodedImage:
         raise RuntimeError("no such convolution")
 
     monkeypatch.setattr(vision.encoder, "encode", failing)

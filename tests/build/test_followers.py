@@ -28,7 +28,7 @@ from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import Environment
 from paged_sdk.config.launch import Launch
 from paged_sdk.parallel.group import Group, Message
-from paged_sdk.parallel.meeting import Meeting
+from paged_sdk.parallel.rendezvous import Rendezvous
 from rank_threads import free_port, run_ranks
 
 
@@ -48,8 +48,8 @@ class Started:
         if self.error is not None:
             raise self.error
 
-    def join(self, go_on: Any) -> None:
-        go_on()
+    def join(self, check_cancelled: Any) -> None:
+        check_cancelled()
 
     def end(self, seconds: float, error: BaseException | None) -> None:
         self.ended.append((seconds > 0, error))
@@ -58,7 +58,7 @@ class Started:
 def test_the_others_hear_that_it_is_over_unless_something_went_wrong() -> None:
     def run(group: Group) -> list[Message] | list[tuple[bool, BaseException | None]]:
         if group.rank:
-            return [group.hear()]
+            return [group.receive_message()]
         ranks = Started(group)
         followers = Followers(ranks)
         followers.close()
@@ -165,18 +165,18 @@ def test_a_launched_rank_without_memory_for_a_step_says_so(tmp_path: Path, monke
     said: list[str] = []
 
     def first() -> None:
-        meeting = Meeting(Launch(rank=0, size=2, address="localhost", port=port), lambda: None)
-        meeting.compare({}, lambda: None)
-        group = Group(0, 2, meeting.explain)
-        launched._join(meeting, group, torch.device("cpu"), lambda: None)
-        said.append(str(meeting.explain(RuntimeError("broken"))))
+        rendezvous = Rendezvous(Launch(rank=0, size=2, address="localhost", port=port), lambda: None)
+        rendezvous.compare({}, lambda: None)
+        group = Group(0, 2, rendezvous.explain)
+        launched._join(rendezvous, group, torch.device("cpu"), lambda: None)
+        said.append(str(rendezvous.explain(RuntimeError("broken"))))
         group.leave()
-        meeting.close()
+        rendezvous.close()
 
     thread = threading.Thread(target=first)
     thread.start()
-    meeting = Meeting(Launch(rank=1, size=2, address="localhost", port=port), lambda: None)
-    with pytest.raises(OutOfMemoryError, match=r"compute rank 1's part of .*: no 64 bytes"), meeting.failing():
-        follow_launch(meeting, loading(tmp_path, BuildSettings(device="cpu")))
+    rendezvous = Rendezvous(Launch(rank=1, size=2, address="localhost", port=port), lambda: None)
+    with pytest.raises(OutOfMemoryError, match=r"compute rank 1's part of .*: no 64 bytes"), rendezvous.failing():
+        follow_launch(rendezvous, loading(tmp_path, BuildSettings(device="cpu")))
     thread.join()
     assert "rank 1 of 2 has ended: OutOfMemoryError" in said[0]

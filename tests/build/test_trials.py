@@ -42,8 +42,8 @@ def test_a_picture_is_encoded_for_trial(
     made: list[EncodedImage] = []
     encode = ImageEncoder.encode
 
-    def watched(self: ImageEncoder, inputs: Inputs, go_on: Any) -> EncodedImage:
-        made.append(encode(self, inputs, go_on))
+    def watched(self: ImageEncoder, inputs: Inputs, before_layer: Any) -> EncodedImage:
+        made.append(encode(self, inputs, before_layer))
         return made[-1]
 
     monkeypatch.setattr(ImageEncoder, "encode", watched)

@@ -276,7 +276,7 @@ def _build(checkpoint: Any) -> None:
         library = load()
         workspace = None if library is None else Workspace(library, num_threads=1)
         policy = WeightPolicy(keep_blocks=True, workspace=workspace)
-        load_model(checkpoint.config, checkpoint.source, dtype=torch.bfloat16, device=CPU, policy=policy)
+        load_model(checkpoint.config, checkpoint.source, dtype=torch.bfloat16, placement=CPU, policy=policy)
     finally:
         checkpoint.source.close()
 

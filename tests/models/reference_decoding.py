@@ -59,7 +59,7 @@ class DictSource:
 def ours(reference: PreTrainedModel, *, dtype: torch.dtype = torch.float32, **options: Any) -> DecoderModel:
     """Build the same model from the same tensors."""
     source = DictSource(reference.state_dict())
-    return load_model(reference.config.to_dict(), source, dtype=dtype, device=CPU, **options)
+    return load_model(reference.config.to_dict(), source, dtype=dtype, placement=CPU, **options)
 
 
 def paged(block_size: int, cache_type: PagedCacheType = PagedCacheType.AUTO) -> MakeBackend:

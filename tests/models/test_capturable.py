@@ -110,7 +110,7 @@ def check_steps(model: DecoderModel) -> None:
 def test_dense_models(family: str) -> None:
     reference = build_model(family)
     source = DictSource(reference.state_dict())
-    check_steps(load_model(reference.config.to_dict(), source, dtype=torch.bfloat16, device=META))
+    check_steps(load_model(reference.config.to_dict(), source, dtype=torch.bfloat16, placement=META))
 
 
 class _OtherDevices:
@@ -139,7 +139,7 @@ def test_ranks(family: str) -> None:
     for rank in range(2):
         group, others = Group(rank, 2), _OtherDevices()
         group._devices = others
-        model = load_model(reference.config.to_dict(), source, dtype=torch.bfloat16, device=META, group=group)
+        model = load_model(reference.config.to_dict(), source, dtype=torch.bfloat16, placement=META, group=group)
         with group.in_lockstep():
             check_steps(model)
         sums = 1 + 2 * model.config.num_layers  # of embeddings, attention and MLPs
@@ -152,7 +152,7 @@ def test_ranks(family: str) -> None:
 def test_models_in_blocks(family: str, tmp_path: Path) -> None:
     source = GgufSource(make_gguf(tmp_path, family=family, quantization="Q8_0"))
     policy = WeightPolicy(keep_blocks=True)
-    model = load_model(source.config, source, dtype=torch.bfloat16, device=META, policy=policy)
+    model = load_model(source.config, source, dtype=torch.bfloat16, placement=META, policy=policy)
     assert isinstance(model.embedding, TritonBlockEmbedding)
     assert isinstance(model.head, TritonBlockLinear)
     mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoeMlp)]
@@ -167,7 +167,7 @@ def test_recorded_steps_with_their_logits_and_tokens() -> None:
     """All that is recorded of them."""
     reference = build_model("llama")
     model = load_model(
-        reference.config.to_dict(), DictSource(reference.state_dict()), dtype=torch.bfloat16, device=META
+        reference.config.to_dict(), DictSource(reference.state_dict()), dtype=torch.bfloat16, placement=META
     )
     settings = PoolSettings(block_size=16, dtype=model.dtype, device=META)
     pool = TritonPagedBackend(model.config, settings, 64, max_num_seqs=8)
@@ -230,7 +230,7 @@ def test_a_replayed_step_is_the_step(family: str, quantization: str, tmp_path: P
     cuda = torch.device("cuda", 0)
     source = GgufSource(make_gguf(tmp_path, family=family, quantization=quantization))
     policy = WeightPolicy(keep_blocks=quantization != "F32")
-    model = load_model(source.config, source, dtype=torch.bfloat16, device=cuda, policy=policy)
+    model = load_model(source.config, source, dtype=torch.bfloat16, placement=cuda, policy=policy)
     settings = PoolSettings(block_size=16, dtype=torch.bfloat16, device=cuda)
     pool = TritonPagedBackend(model.config, settings, max(NUM_TOKENS), max_num_seqs=max(NUM_TOKENS))
     for num_tokens in NUM_TOKENS:

@@ -48,7 +48,7 @@ def compare(config: dict[str, Any], directory: Path) -> str:
     if not expected.isfinite().all():
         return "impossible"
     try:
-        model = load_model(config, DictSource(reference.state_dict()), dtype=torch.float32, device=CPU)
+        model = load_model(config, DictSource(reference.state_dict()), dtype=torch.float32, placement=CPU)
     except (CheckpointError, UnsupportedArchitectureError) as error:
         with pytest.raises(type(error), match=NAMED):
             raise

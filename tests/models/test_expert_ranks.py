@@ -28,7 +28,7 @@ from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.fusible import why_not_fused
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
-from paged_sdk.models.sharded import JoinedExperts, SharedHead, SummedExperts
+from paged_sdk.models.sharded import ColumnParallelExperts, RowParallelExperts, SharedHead
 from paged_sdk.parallel.group import Group
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.policy import WeightPolicy
@@ -79,7 +79,7 @@ SHORT: Final = (
 def model_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor], form: Form, group: Group | None) -> DecoderModel:
     workspace = Workspace(library(), num_threads=1) if form.is_native else None
     policy = WeightPolicy(isq=form.isq, workspace=workspace)
-    return load_model(config, DictSource(tensors), dtype=form.dtype, device=CPU, policy=policy, group=group)
+    return load_model(config, DictSource(tensors), dtype=form.dtype, placement=CPU, policy=policy, group=group)
 
 
 def said(model: DecoderModel, form: Form, *, fused: bool) -> Tensor:
@@ -128,8 +128,8 @@ def test_the_same_bits(family: str, name: str, tmp_path: Path) -> None:
             model = model_of(config, tensors, form, group)
             experts = experts_of(model)
             assert experts
-            assert all(isinstance(each, JoinedExperts) for each in experts)
-            bases = [isinstance(each.base, DenseExperts) for each in experts if isinstance(each, JoinedExperts)]
+            assert all(isinstance(each, ColumnParallelExperts) for each in experts)
+            bases = [isinstance(each.base, DenseExperts) for each in experts if isinstance(each, ColumnParallelExperts)]
             assert any(bases) != form.is_native
             return said(model, form, fused=fused)
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_joined_is_added_up(tmp_path: Path, caplog: pytest.LogCap
     def run(group: Group) -> Tensor:
         group.share(library(), file)
         model = model_of(config, tensors, form, group)
-        assert all(isinstance(each, SummedExperts) for each in experts_of(model))
+        assert all(isinstance(each, RowParallelExperts) for each in experts_of(model))
         return said(model, form, fused=True)
 
     with caplog.at_level("INFO", "paged_sdk"):

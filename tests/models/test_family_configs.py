@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import odd_configs
@@ -181,6 +183,9 @@ def test_both_names_of_the_number_of_experts_mean_the_same(key: str) -> None:
         moe = read_config(config | {key: 16}).moe
         assert moe is not None
         assert moe.num_experts == 16
+    moe = read_config(MIXTRAL | {"num_local_experts": 16, "num_experts": None}).moe
+    assert moe is not None
+    assert moe.num_experts == 16
 
 
 @pytest.mark.parametrize(("family", "config_class"), [("mixtral", MixtralConfig), ("qwen3_moe", Qwen3MoeConfig)])
@@ -346,3 +351,19 @@ def test_classes_that_make_numbers_of_texts() -> None:
         UnsupportedArchitectureError, match="Gemma3ForSequenceClassification"
     ):  # it has an image encoder
         read_config({"model_type": "gemma3", "architectures": ["Gemma3ForSequenceClassification"]})
+
+
+def test_only_the_file_of_the_family_is_imported() -> None:
+    """And a name from a config that is not a file of the package imports nothing."""
+    code = """
+import sys
+from paged_sdk.models.family import has_family, has_head
+config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+assert has_family(config) and has_head(config)
+others = ("", "no such", "..build.loaded_model", "llama.x", "a" * 300)
+assert not any(has_family({"model_type": name}) for name in others)
+found = {name for name in ("llama", "gemma3", "mpt", "qwen3") if f"paged_sdk.models.{name}" in sys.modules}
+assert found == {"qwen3"}, found
+assert "paged_sdk.build.loaded_model" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

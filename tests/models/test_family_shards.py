@@ -41,7 +41,7 @@ def said_by(config: Mapping[str, Any], tensors: Mapping[str, Tensor], size: int)
     """Return the same of several ranks, each of which loads its part."""
 
     def run(group: Group) -> Tensor:
-        model = load_model(config, DictSource(tensors), dtype=torch.float64, device=CPU, group=group)
+        model = load_model(config, DictSource(tensors), dtype=torch.float64, placement=CPU, group=group)
         if group.rank:
             head = model.head
             assert isinstance(head, SharedHead)
@@ -53,14 +53,14 @@ def said_by(config: Mapping[str, Any], tensors: Mapping[str, Tensor], size: int)
 
 def help_with(head: SharedHead, group: Group) -> Tensor:
     """Compute a rank's part of logits that the first rank asks for, and return as many rows."""
-    hidden = logits_rows(group.hear())
+    hidden = logits_rows(group.receive_message())
     head.help(hidden)
     return hidden
 
 
 def check(reference: PreTrainedModel, sizes: tuple[int, ...]) -> None:
     config, tensors = reference.config.to_dict(), reference.state_dict()
-    whole = said(load_model(config, DictSource(tensors), dtype=torch.float64, device=CPU))
+    whole = said(load_model(config, DictSource(tensors), dtype=torch.float64, placement=CPU))
     for size in sizes:
         parts = said_by(config, tensors, size)
         assert parts.argmax(-1).tolist() == whole.argmax(-1).tolist()
@@ -85,7 +85,9 @@ def test_odd_configs(family: str, tmp_path: Path) -> None:
     for seed in range(5):
         try:
             reference = reference_of(draw_config(family, seed), tmp_path)
-            load_model(reference.config.to_dict(), DictSource(reference.state_dict()), dtype=torch.float64, device=CPU)
+            load_model(
+                reference.config.to_dict(), DictSource(reference.state_dict()), dtype=torch.float64, placement=CPU
+            )
         except Exception:  # transformers has no such model, or it is none of this package's: other tests say which
             continue
         if reference.config.num_attention_heads > 1:

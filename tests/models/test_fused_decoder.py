@@ -84,7 +84,7 @@ class Checkpoint:
                 weight += 0.01 * weight.std() * torch.randn(weight.shape, generator=generator)
 
     def load(self, policy: WeightPolicy, *, dtype: torch.dtype = torch.float32) -> DecoderModel:
-        return load_model(self.source.config, self.source, dtype=dtype, device=CPU, policy=policy)
+        return load_model(self.source.config, self.source, dtype=dtype, placement=CPU, policy=policy)
 
     def packed(self, *, one_form: bool = False, dtype: torch.dtype = torch.float32) -> DecoderModel:
         return self.load(WeightPolicy(keep_blocks=True, workspace=workspace(), one_form=one_form), dtype=dtype)

@@ -51,7 +51,7 @@ def said(tensors: Mapping[str, Tensor], reference: PreTrainedModel, isq: IsqType
         reference.config.to_dict(),
         DictSource(tensors),
         dtype=torch.float32,
-        device=CPU,
+        placement=CPU,
         policy=WeightPolicy(isq=isq, workspace=workspace),
         group=group,
     )

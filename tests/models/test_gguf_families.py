@@ -192,7 +192,7 @@ def test_logits_are_those_of_the_model(architecture: str, tmp_path: Path) -> Non
     path = tmp_path / "model.gguf"
     write(architecture, reference, own, path)
     source = GgufSource(path)
-    model = load_model(source.config, source, dtype=torch.float32, device=CPU)
+    model = load_model(source.config, source, dtype=torch.float32, placement=CPU)
     (scores,) = logits(model, paged(16)(model), [(prompt, 0, [0, 1, 2])])
     source.close()
     assert (scores - expected).abs().max() < 1e-4 * expected.abs().max()
@@ -262,7 +262,7 @@ def test_quantized_rows_keep_their_blocks_in_another_order(tmp_path: Path) -> No
     tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
     source = GgufSource(write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="Q8_0"))
     policy = WeightPolicy(keep_blocks=True, workspace=workspace())
-    model = load_model(source.config, source, dtype=torch.float32, device=CPU, policy=policy)
+    model = load_model(source.config, source, dtype=torch.float32, placement=CPU, policy=policy)
     prompt = random_prompt(40)
     with torch.inference_mode():
         expected = reference(torch.tensor([prompt])).logits[0]

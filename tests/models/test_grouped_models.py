@@ -61,7 +61,7 @@ def make_models(
     config, source = reference.config.to_dict(), GroupedSource(reference.state_dict(), act_order=act_order)
     policies = WeightPolicy(keep_blocks=True, workspace=workspace(), one_form=one_form), WeightPolicy()
     packed, decoded = (
-        load_model(config, source, dtype=torch.float32, device=CPU, policy=policy) for policy in policies
+        load_model(config, source, dtype=torch.float32, placement=CPU, policy=policy) for policy in policies
     )
     assert isinstance(packed, DecoderModel)
     assert isinstance(decoded, DecoderModel)

@@ -20,7 +20,8 @@ from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.loading import load_model, loading_threads, reload_model
+from paged_sdk.models.loading import load_model, reload_model
+from paged_sdk.models.loading_threads import loading_threads
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
@@ -30,12 +31,12 @@ from tiny import build_gguf_model, build_model, make_checkpoint, make_gguf
 
 
 def load(reference: Any, tensors: dict[str, Tensor], **options: Any) -> Any:
-    return load_model(reference.config.to_dict(), DictSource(tensors), dtype=torch.float32, device=CPU, **options)
+    return load_model(reference.config.to_dict(), DictSource(tensors), dtype=torch.float32, placement=CPU, **options)
 
 
 def test_a_checkpoint_on_disk(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(make_checkpoint("qwen3", tmp_path))
-    model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, device=CPU)
+    model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, placement=CPU)
     checkpoint.source.close()
     prompt = random_prompt(20)
     assert greedy(model, paged(16), prompt, 8) == reference_greedy(build_model("qwen3"), prompt, 8)
@@ -44,7 +45,7 @@ def test_a_checkpoint_on_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe", "gemma3_text", "phi3"])
 def test_a_gguf_file(tmp_path: Path, family: str) -> None:
     checkpoint = open_checkpoint(make_gguf(tmp_path, family=family))
-    model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, device=CPU)
+    model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, placement=CPU)
     prompt = random_prompt(70)
     assert greedy(model, paged(16), prompt, 8) == reference_greedy(build_gguf_model(family), prompt, 8)
 
@@ -56,7 +57,7 @@ def load_blocks(checkpoint: Checkpoint, *, num_threads: int = 1) -> tuple[Decode
         checkpoint.config,
         checkpoint.source,
         dtype=torch.float32,
-        device=CPU,
+        placement=CPU,
         policy=WeightPolicy(keep_blocks=True, workspace=workspace()),
         on_progress=lambda *numbers: progress.append(numbers),
         num_threads=num_threads,
@@ -113,7 +114,7 @@ def test_experts_one_by_one_or_stacked(tmp_path: Path, family: str, *, stacked: 
     reference.save_pretrained(tmp_path, save_original_format=not stacked)
     checkpoint = open_checkpoint(tmp_path)
     assert any(".experts.0." in name for name in checkpoint.source.names()) is not stacked
-    model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, device=CPU)
+    model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, placement=CPU)
     prompt = random_prompt(40)
     assert greedy(model, paged(16), prompt, 8) == reference_greedy(reference, prompt, 8)
 
@@ -161,7 +162,7 @@ def test_experts_are_decoded_without_the_native_kernels_and_the_log_says_so(
             checkpoint.config,
             checkpoint.source,
             dtype=torch.bfloat16,
-            device=CPU,
+            placement=CPU,
             policy=WeightPolicy(keep_blocks=True),
         )
     assert ("Experts are kept in torch.bfloat16: only the other matrices are quantized." in caplog.messages) is says
@@ -194,7 +195,7 @@ def test_stacked_experts_are_quantized_and_counted() -> None:
         reference.config.to_dict(),
         DictSource(reference.state_dict()),
         dtype=torch.float32,
-        device=CPU,
+        placement=CPU,
         policy=WeightPolicy(workspace=workspace(), isq=IsqType.Q8_0),
         on_progress=lambda done, total: progress.append((done, total)),
     )
@@ -213,7 +214,7 @@ def test_gemma3_with_an_image_encoder(prefix: str) -> None:
     config = Gemma3Config(text_config=text.config).to_dict() | {"architectures": ["Gemma3ForConditionalGeneration"]}
     tensors = {prefix + name.removeprefix("model."): tensor for name, tensor in text.model.state_dict().items()}
     tensors["vision_tower.patch.weight"] = torch.ones(1)
-    model = load_model(config, DictSource(tensors), dtype=torch.float32, device=CPU)
+    model = load_model(config, DictSource(tensors), dtype=torch.float32, placement=CPU)
     assert greedy(model, paged(16), prompt, 8) == expected
 
 
@@ -224,7 +225,7 @@ def test_gemma3_as_transformers_saves_it(tmp_path: Path) -> None:
     whole.model.language_model.load_state_dict(text.model.state_dict())
     whole.save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
-    model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, device=CPU)
+    model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, placement=CPU)
     prompt = random_prompt(40)
     assert greedy(model, paged(16), prompt, 8) == reference_greedy(text, prompt, 8)
 
@@ -241,7 +242,7 @@ def test_an_output_projection_of_its_own_that_the_config_ties(caplog: pytest.Log
     """As transformers has it: a model that was trained further holds another one, whatever its config says."""
     reference: Any = build_model("llama", tie_word_embeddings=False)
     config = reference.config.to_dict() | {"tie_word_embeddings": True}
-    model = load_model(config, DictSource(reference.state_dict()), dtype=torch.float32, device=CPU)
+    model = load_model(config, DictSource(reference.state_dict()), dtype=torch.float32, placement=CPU)
     assert "lm_head.weight" in caplog.text
     prompt = random_prompt(20)
     assert greedy(model, paged(16), prompt, 8) == reference_greedy(reference, prompt, 8)
@@ -257,7 +258,32 @@ def test_an_output_projection_of_its_own_that_the_config_ties(caplog: pytest.Log
     assert greedy(model, paged(16), prompt, 8) == reference_greedy(reference, prompt, 8)
     other = {**reference.state_dict(), "lm_head.weight": torch.ones(7)}
     with pytest.raises(CheckpointError, match=r"lm_head\.weight' has shape \[7\]"):
-        load_model(config, DictSource(other), dtype=torch.float32, device=CPU)
+        load_model(config, DictSource(other), dtype=torch.float32, placement=CPU)
+
+
+@pytest.mark.parametrize("wrong", ["lm_head.weight", "model.embed_tokens.weight"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_a_failed_reload_has_replaced(wrong: str, tied: bool) -> None:
+    reference: Any = build_model("llama", tie_word_embeddings=tied)
+    tensors = reference.state_dict()
+    if tied:
+        del tensors["lm_head.weight"]
+    config = reference.config.to_dict()
+    model = load_model(config, DictSource(tensors), dtype=torch.float32, placement=CPU)
+    head, embedding = model.head, model.embedding
+    replaced: list[int] = []
+    with pytest.raises(CheckpointError, match="has shape"):
+        reload_model(
+            model,
+            config,
+            DictSource(tensors | {wrong: torch.ones(7)}),
+            policy=WeightPolicy(),
+            parts=[model.config.num_layers],
+            on_replaced=replaced.append,
+        )
+    is_changed = model.head is not head or model.embedding is not embedding
+    assert is_changed == (wrong == "model.embed_tokens.weight" and not tied)
+    assert replaced == ([model.config.num_layers] if is_changed else [])
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
@@ -269,7 +295,7 @@ def test_embeddings_by_the_output_projections_name_alone(family: str, tmp_path: 
     checkpoint = open_checkpoint(tmp_path)
     assert "lm_head.weight" in checkpoint.source
     assert "model.embed_tokens.weight" not in checkpoint.source
-    model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, device=CPU)
+    model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, placement=CPU)
     prompt = random_prompt(20)
     assert greedy(model, paged(16), prompt, 8) == reference_greedy(reference, prompt, 8)
 
@@ -344,7 +370,7 @@ def test_loading_holds_the_model_and_one_more_tensor(tmp_path: Path, family: str
 
     source = Counting(load_file(tmp_path / "model.safetensors"))
     source.handed_out = []
-    load_model(reference.config.to_dict(), source, dtype=torch.float32, device=CPU)
+    load_model(reference.config.to_dict(), source, dtype=torch.float32, placement=CPU)
     assert sorted(source.handed_out) == sorted(source.names())
 
 

@@ -94,7 +94,7 @@ def models(family: str) -> tuple[PreTrainedModel, DecoderModel]:
 
 def ours(reference: PreTrainedModel, dtype: torch.dtype = torch.float32, **options: Any) -> DecoderModel:
     return load_model(
-        reference.config.to_dict(), DictSource(reference.state_dict()), dtype=dtype, device=CPU, **options
+        reference.config.to_dict(), DictSource(reference.state_dict()), dtype=dtype, placement=CPU, **options
     )
 
 

@@ -117,8 +117,8 @@ def test_its_tokens_are_those_of_its_decoded_weights(family: str, *, keep: bool)
     config, source = reference.config.to_dict(), Int4Source(reference.state_dict())
     prompt = random_prompt(30)
     policy = WeightPolicy(keep_blocks=keep)
-    model = load_model(config, source, dtype=torch.float32, device=CPU, policy=policy)
-    dense = load_model(config, source.decoded(), dtype=torch.float32, device=CPU)
+    model = load_model(config, source, dtype=torch.float32, placement=CPU, policy=policy)
+    dense = load_model(config, source.decoded(), dtype=torch.float32, placement=CPU)
     assert isinstance(model.embedding, DenseEmbedding)
     assert isinstance(model.head, DenseLinear)
     assert greedy(model, paged(16), prompt, 8) == greedy(dense, paged(16), prompt, 8)
@@ -139,7 +139,7 @@ def test_it_can_be_quantized_in_situ_by_name() -> None:
     source = Int4Source(reference.state_dict())
     rules = [(re.compile(r"layers\.1\..*down_proj"), None), (re.compile(r"mlp\.|lm_head"), IsqType.Q8_0)]
     policy = WeightPolicy(workspace=workspace(), isq_by_name=rules)
-    model = load_model(reference.config.to_dict(), source, dtype=torch.float32, device=CPU, policy=policy)
+    model = load_model(reference.config.to_dict(), source, dtype=torch.float32, placement=CPU, policy=policy)
     first, second = (layer.linears for layer in model.layers)
     assert [type(linear) for linear in first] == [
         NativeDenseLinear,
@@ -174,9 +174,9 @@ def test_a_form_of_its_own_serves_it() -> None:
     reference: Any = build_model("qwen3_moe")
     config, source = reference.config.to_dict(), Int4Source(reference.state_dict())
     policy = WeightPolicy(keep_blocks=True, forms=[Int4Form()])
-    model = load_model(config, source, dtype=torch.float32, device=CPU, policy=policy)
+    model = load_model(config, source, dtype=torch.float32, placement=CPU, policy=policy)
     assert all(type(linear) is Int4Linear for layer in model.layers for linear in layer.linears)
     assert type(model.head) is DenseLinear
     prompt = random_prompt(30)
-    dense = load_model(config, source.decoded(), dtype=torch.float32, device=CPU)
+    dense = load_model(config, source.decoded(), dtype=torch.float32, placement=CPU)
     assert greedy(model, paged(16), prompt, 8) == greedy(dense, paged(16), prompt, 8)

@@ -31,9 +31,9 @@ def test_greedy_tokens_are_those_of_the_decoded_model(name: str, family: str, tm
     checkpoint = open_checkpoint(tmp_path / "packed")
     assert checkpoint.is_quantized
     assert set(checkpoint.source.names()) == set(values)
-    model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, device=CPU)
+    model = load_model(checkpoint.config, checkpoint.source, dtype=torch.float32, placement=CPU)
     checkpoint.source.close()
-    dense = load_model(checkpoint.config, DictSource(values), dtype=torch.float32, device=CPU)
+    dense = load_model(checkpoint.config, DictSource(values), dtype=torch.float32, placement=CPU)
     prompt = random_prompt(40)
     assert greedy(model, paged(8), prompt, 24) == greedy(dense, paged(8), prompt, 24)
 

@@ -109,7 +109,7 @@ def test_repacked_weights_are_the_files(family: str, tmp_path: Path, triton_devi
     source = GgufSource(make_gguf(tmp_path, family=family, quantization="Q8_0", **TINIEST))
 
     def model(policy: WeightPolicy) -> DecoderModel:
-        return load_model(source.config, source, dtype=torch.float32, device=triton_device, policy=policy)
+        return load_model(source.config, source, dtype=torch.float32, placement=triton_device, policy=policy)
 
     dense, repacked = model(DENSE), model(everywhere_triton_blocks())
     assert all(isinstance(linear, TritonBlockLinear) for layer in repacked.layers for linear in layer.linears)
@@ -137,9 +137,9 @@ def test_the_way_for_cuda_gives_the_same_logits(family: str, monkeypatch: pytest
 def test_the_way_for_cuda_on_repacked_weights(num_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gate and up in one launch while tokens are few."""
     source = GgufSource(make_gguf(tmp_path, family="llama", quantization="Q8_0", **TINIEST))
-    model = load_model(source.config, source, dtype=torch.float32, device=CPU)
+    model = load_model(source.config, source, dtype=torch.float32, placement=CPU)
     policy = everywhere_triton_blocks()
-    repacked = load_model(source.config, source, dtype=torch.float32, device=CPU, policy=policy)
+    repacked = load_model(source.config, source, dtype=torch.float32, placement=CPU, policy=policy)
     text = random_prompt(num_tokens)
     expected = hidden_of(model, text)
     say_that_tensors_are_on_cuda(monkeypatch)
@@ -167,7 +167,7 @@ def test_every_familys_logits_on_cuda_are_the_cpus(family: str) -> None:
     config = build_model(family).config.to_dict()
     text = random_prompt(40)
     expected, got = (
-        logits_of(load_model(config, source, dtype=torch.float32, device=torch.device(name)), text)
+        logits_of(load_model(config, source, dtype=torch.float32, placement=torch.device(name)), text)
         for name in ("cpu", "cuda")
     )
     assert (got - expected).norm() < 1e-3 * expected.norm()

@@ -35,8 +35,8 @@ def test_messages_of_any_length() -> None:
 
     def run(group: Group) -> list[Message]:
         for message in messages if group.rank == 0 else ():
-            group.tell(message)
-        return messages if group.rank == 0 else [group.hear() for _ in messages]
+            group.send_message(message)
+        return messages if group.rank == 0 else [group.receive_message() for _ in messages]
 
     assert run_ranks(2, run) == [messages, messages]
 
@@ -48,7 +48,7 @@ def test_the_smallest_number() -> None:
 def test_columns_and_what_the_first_rank_has() -> None:
     def run(group: Group) -> tuple[Tensor, Tensor]:
         own = torch.full((2, 3 - group.rank), float(group.rank))
-        return group.gather(own, [3, 2, 1]), group.pass_on(torch.tensor([group.rank, 7]))
+        return group.gather(own, [3, 2, 1]), group.broadcast(torch.tensor([group.rank, 7]))
 
     for joined, passed in run_ranks(3, run):
         assert joined.tolist() == [[0.0, 0.0, 0.0, 1.0, 1.0, 2.0]] * 2
@@ -171,16 +171,16 @@ def test_columns_are_joined_for_all_ranks(capacity: int, monkeypatch: pytest.Mon
 def test_messages_through_pipes() -> None:
     from_first, to_second = os.pipe()
     first, second = Group(0, 2), Group(1, 2)
-    first.talk_through([to_second])
-    second.talk_through([from_first])
+    first.use_pipes([to_second])
+    second.use_pipes([from_first])
     with ThreadPoolExecutor(1) as pool:
-        heard = pool.submit(lambda: [second.hear(), second.hear()])
-        first.tell(("bytes", b"x" * 300_000))
-        first.tell(("end",))
+        heard = pool.submit(lambda: [second.receive_message(), second.receive_message()])
+        first.send_message(("bytes", b"x" * 300_000))
+        first.send_message(("end",))
         assert heard.result() == [("bytes", b"x" * 300_000), ("end",)]
     os.close(to_second)
     with pytest.raises(EngineDeadError, match="no more messages"):
-        second.hear()
+        second.receive_message()
     os.close(from_first)
     with pytest.raises(EngineDeadError, match="cannot be sent"):
-        first.tell(("end",))
+        first.send_message(("end",))

@@ -70,7 +70,12 @@ def test_the_same_texts(family: str, dtype: str, tmp_path: Path) -> None:
 
 def test_steps_with_images_as_messages() -> None:
     span = ImageSpan(
-        first_token=1, num_tokens=3, places=np.array([1, 3]), digest=b"d", inputs={"x": np.ones(4)}, is_whole=True
+        first_token=1,
+        num_tokens=3,
+        places=np.array([1, 3]),
+        digest=b"d",
+        inputs={"x": np.ones(4)},
+        is_bidirectional=True,
     )
     media = PromptMedia(spans=(span,), positions=np.arange(15).reshape(3, 5))
     inserted = InsertedRows(torch.tensor([1, 3]), torch.randn(2, 4, dtype=torch.bfloat16), (torch.randn(2, 4),))

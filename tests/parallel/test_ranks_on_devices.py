@@ -191,12 +191,12 @@ async def test_a_rank_that_ends(
     def fail(group: Group, tensor: torch.Tensor) -> torch.Tensor:
         if group.rank == 1:
             raise RuntimeError("a kernel was not launched")
-        return pass_on(group, tensor)
+        return broadcast(group, tensor)
 
-    pass_on = Group.pass_on
+    broadcast = Group.broadcast
     with ranks(builder, launches, 2) as (load, ended):
         model = load()
-        monkeypatch.setattr(Group, "pass_on", fail)
+        monkeypatch.setattr(Group, "broadcast", fail)
         with pytest.raises(EngineDeadError, match="rank 1 of 2 has ended: RuntimeError: a kernel was not launched"):
             await model.send_completion_request(PROMPTS[0], DRAWN)
         await model.aclose()

@@ -174,7 +174,7 @@ def main() -> None:
         stack.enter_context(torch.inference_mode())
         source = GgufSource(arguments.model)
         policy = WeightPolicy(keep_blocks=True, forms=[EverywhereTritonBlocks()])
-        model = load_model(source.config, source, dtype=dtype, device=CPU, policy=policy)
+        model = load_model(source.config, source, dtype=dtype, placement=CPU, policy=policy)
         pool = PoolSettings(block_size=BLOCK_SIZE, dtype=dtype, device=CPU, cache_type=arguments.cache_type)
         config = evolve(model.config, sliding_windows=tuple(arguments.windows))
         backend = TritonPagedBackend(config, pool, 4, max_num_seqs=MAX_ROWS, max_model_len=MAX_MODEL_LEN)

@@ -126,17 +126,17 @@ def test_an_image_that_nobody_wants_any_more_is_abandoned() -> None:
     assert not queue.ask(two, 0)
     queue.next()
     queue.let_go(0)
-    queue.go_on()
+    queue.wait_for_turn()
     queue.let_go(1)
     with pytest.raises(AbandonedError):
-        queue.go_on()
+        queue.wait_for_turn()
     queue.done()
     again = with_images(2, [b"a"])
     assert not queue.ask(again, 0)
     queue.next()
     queue.close()
     with pytest.raises(AbandonedError):
-        queue.go_on()
+        queue.wait_for_turn()
     queue.done()
     assert queue.next() is None
 
@@ -163,7 +163,7 @@ def test_texts_keep_their_pace_beside_an_encoder(max_slowdown: float, between: i
     for _ in range(3):
         changed.is_awaited.clear()
         queue.note_step(5)  # while a part is computed
-        part = threading.Thread(target=queue.go_on)
+        part = threading.Thread(target=queue.wait_for_turn)
         part.start()
         assert not between or changed.is_awaited.wait(60)  # it knows of the steps before
         for _ in range(between):
@@ -173,7 +173,7 @@ def test_texts_keep_their_pace_beside_an_encoder(max_slowdown: float, between: i
     for _ in range(10):
         queue.note_step(5)
     queue.note_step(0)  # no texts: nobody to wait for
-    queue.go_on()
+    queue.wait_for_turn()
 
 
 def scheduler_with(queue: ImageQueue[str], num_blocks: int = 32) -> tuple[Scheduler, KvCacheManager]:

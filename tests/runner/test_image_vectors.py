@@ -33,7 +33,7 @@ class Encoder:
         self.num_encoded = 0
         self.error: Exception | None = None
 
-    def encode(self, inputs: object, go_on: Callable[[], None]) -> EncodedImage:
+    def encode(self, inputs: object, before_layer: Callable[[], None]) -> EncodedImage:
         if self.error is not None:
             raise self.error
         self.num_encoded += 1

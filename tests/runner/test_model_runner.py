@@ -65,7 +65,7 @@ class StateSource:
 
 def build(reference: PreTrainedModel, **changes: Tensor) -> DecoderModel:
     tensors = {name: tensor.clone() for name, tensor in reference.state_dict().items()} | changes
-    return load_model(reference.config.to_dict(), StateSource(tensors), dtype=torch.float64, device=CPU)
+    return load_model(reference.config.to_dict(), StateSource(tensors), dtype=torch.float64, placement=CPU)
 
 
 @functools.cache

@@ -30,11 +30,12 @@ def test_memory_is_bounded_whatever_is_said() -> None:
     assert recent.num_tokens == 0
     for count in range(30):
         recent.add(SALT, [count] * (MOST_OF_TEXT + 5))
-        assert recent.num_tokens <= MOST_OF_ONE
-    kept = recent.of(SALT)
-    assert kept is not None
-    assert kept.token_ids[-1] == 29
+        kept = recent.of(SALT)
+        assert kept is not None
+        assert recent.num_tokens == len(kept.token_ids) <= MOST_OF_ONE
+        assert kept.token_ids[-1] == count
     for caller in range(40):
         recent.add((CacheKey(b"%d" % caller),), [caller] * MOST_OF_TEXT)
         assert recent.num_tokens <= MOST
     assert recent.of(SALT) is None
+    assert recent.num_tokens == MOST  # what was dropped counts no more

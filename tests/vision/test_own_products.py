@@ -68,7 +68,7 @@ def test_matrices(dtype: torch.dtype, workspace: Workspace) -> None:
         model.load_state_dict(encoder.state_dict())
         names = {model.up.weight.data_ptr(): "vision.fc1.weight"}
         own = take_matrices(model, policy, names, dtype=dtype, device=CPU)
-        kinds = [type(each) for each in own.values()]
+        kinds = [type(each.linear) for each in own.values()]
         assert kinds.count(NativeBlockLinear) == len(policy.isq_by_name)
         assert len(kinds) == 5
         assert kinds.count(NativeDenseLinear) == 4 - len(policy.isq_by_name)  # no kernel takes 33 columns
@@ -81,6 +81,31 @@ def test_matrices(dtype: torch.dtype, workspace: Workspace) -> None:
         most = 0.02 if policy.isq_by_name else max(1.5 * relative(by_torch, want), 1e-6)
         assert relative(got, want) < most
         assert model(*given).isnan().any()  # without the mode nobody computes unnoticed
+
+
+def test_arguments_by_name_and_other_biases(workspace: Workspace) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"up": nn.Linear(32, 48), "patches": nn.Conv2d(3, 32, 7, stride=7)}).requires_grad_(False)
+    up, patches = model["up"], model["patches"]
+    assert isinstance(up, nn.Linear)
+    assert isinstance(patches, nn.Conv2d)
+    x, picture, other = torch.randn(5, 32), torch.randn(2, 3, 14, 21), torch.randn(48)
+
+    def run() -> list[Tensor]:
+        return [
+            F.linear(input=x, weight=up.weight, bias=up.bias),
+            F.linear(x, weight=up.weight),
+            F.linear(x, up.weight, other),
+            F.conv2d(picture, weight=patches.weight, bias=patches.bias, stride=7),
+            F.conv2d(picture, patches.weight, None, 7),
+        ]
+
+    want = run()
+    own = take_matrices(model, WeightPolicy(workspace=workspace), {}, dtype=torch.float32, device=CPU)
+    with OwnProducts(own, workspace):
+        got = run()
+    for some, others in zip(got, want, strict=True):
+        assert relative(some, others) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["sdpa", "masked", "causal", "float32"])

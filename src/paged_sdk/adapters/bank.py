@@ -67,7 +67,7 @@ class AdapterBank:
     :param head_dim: size of a query or key head; 0: GGUF adapters with interleaved heads are refused
     :param fused: the spans of layers that native calls compute
     :param resolve: returns the directory of a path or hub id, after downloading it if needed
-    :param tell: sends a message to the other ranks; None: there are none, or this is not rank 0
+    :param send_message: sends a message to the other ranks; None: there are none, or this is not rank 0
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class AdapterBank:
         head_dim: int = 0,
         fused: Sequence[range] = (),
         resolve: Callable[[str], Path] = Path,
-        tell: Callable[[Message], None] | None = None,
+        send_message: Callable[[Message], None] | None = None,
     ) -> None:
         self._layers = layers
         self._head = head
@@ -94,7 +94,7 @@ class AdapterBank:
         self._dtype = dtype
         self._device = device
         self._resolve = resolve
-        self._tell = tell
+        self._send_message = send_message
         self._linear_of: Callable[[str], Linear] | None = linear_of
         self._loras: dict[int, Lora] = {}
         self._slots: AdapterSlots | None = None
@@ -165,15 +165,15 @@ class AdapterBank:
     def take(self, fitted: FittedAdapter) -> int:
         """Add an adapter on all ranks, and return its number."""
         number = self.add(fitted.lora)
-        if self._tell is not None:
-            self._tell((ADAPTER, number, fitted.path))
+        if self._send_message is not None:
+            self._send_message((ADAPTER, number, fitted.path))
         return number
 
     def remove(self, number: int) -> None:
         """Remove an adapter that no row uses any more, on all ranks; does nothing after :meth:`close`."""
         known = self._loras.pop(number, None) is not None
-        if known and self._tell is not None:
-            self._tell((NO_ADAPTER, number))
+        if known and self._send_message is not None:
+            self._send_message((NO_ADAPTER, number))
         if self._slots is not None:
             self._slots.drop(number)
 
@@ -203,7 +203,7 @@ class AdapterBank:
 
     def close(self) -> None:
         """Release the adapters and the model; no more steps may be made."""
-        self._loras, self._slots, self._linear_of, self._tell = {}, None, None, None
+        self._loras, self._slots, self._linear_of, self._send_message = {}, None, None, None
 
     def rows(self, rows: Sequence[StepRow]) -> AdaptedRows | None:
         """Return the adapter of each token of a step; None if no row has an adapter."""

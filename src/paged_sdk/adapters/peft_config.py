@@ -96,7 +96,7 @@ class PeftConfig:
             raise AdapterError.of(path, "init_lora_weights", start, allowed)
         for name, value in values.items():
             if name not in _READ and value and not (name.endswith("_config") and not any(_values(value))):
-                raise AdapterError.of(path, name, value, "nothing: what it asks for is not known here")
+                raise AdapterError.of(path, name, value, "no value: this setting is not supported")
         targets, excluded = values.get("target_modules"), values.get("exclude_modules")
         return cls(
             path=path,

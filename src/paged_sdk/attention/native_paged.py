@@ -99,7 +99,7 @@ class NativePagedBackend(PagedBackend):
         """See :meth:`AttentionBackend.prepare`."""
         # A new pool hands out blocks in order of id, so all blocks up to the highest id are in use.
         self._huge_pages.follow(max((row.kv_ids[-1] for row in rows), default=0))
-        parts, in_chunks, firsts, num_generating = _by_form(rows, is_whole=self._config.bidirectional)
+        parts, in_chunks, firsts, num_generating = _by_form(rows, is_bidirectional=self._config.bidirectional)
         arrays = self._varlen(parts)
         batch = VarlenBatch(
             cu_seqlens_q=torch.from_numpy(arrays.cu_seqlens_q),
@@ -116,13 +116,13 @@ class NativePagedBackend(PagedBackend):
         return _NativePagedStep(self._pages, native_rows, positions)
 
 
-def _by_form(rows: Sequence[StepRow], *, is_whole: bool) -> tuple[list[StepRow], list[bool], list[int], int]:
+def _by_form(rows: Sequence[StepRow], *, is_bidirectional: bool) -> tuple[list[StepRow], list[bool], list[int], int]:
     """Split rows so that only a token's place in its sequence decides by which kernel it is computed.
 
     The number of tokens that a step computes must not decide: the last token of a prompt is computed alone if the rest
     is cached, and generated tokens are computed many at a time as drafts or after a preemption.
 
-    :param is_whole: whether attention is bidirectional over the whole sequence
+    :param is_bidirectional: whether attention is bidirectional over the whole sequence
     :returns: parts, each of prompt tokens or of at most ``MAX_FEW_TOKENS`` generated tokens; for each part, whether its
         tokens are of a prompt; for each part, the position from which on its tokens see one another bidirectionally, or
         -1 if attention is causal; and the number of given rows that have generated tokens
@@ -136,7 +136,8 @@ def _by_form(rows: Sequence[StepRow], *, is_whole: bool) -> tuple[list[StepRow],
         if start < row.num_prompt_tokens:
             first_generated = min(end, row.num_prompt_tokens)
             whole = (start, first_generated, 0)
-            for first, end_of_part, seen_by_all in [whole] if is_whole else _by_image(row, start, first_generated):
+            parts_of_row = [whole] if is_bidirectional else _by_image(row, start, first_generated)
+            for first, end_of_part, seen_by_all in parts_of_row:
                 parts.append(_part(row, first, end_of_part))
                 in_chunks.append(True)
                 bidirectional_from.append(seen_by_all)

@@ -45,18 +45,20 @@ def make_bank(loaded: LoadedModel, model: CausalModel) -> AdapterBank:
         head_dim=own.config.head_dim if isinstance(own, DecoderModel) else 0,
         fused=fused_spans(model),
         resolve=resolve,
-        tell=None if group is None or group.rank else group.tell,
+        send_message=None if group is None or group.rank else group.send_message,
     )
 
 
-def load_adapters(bank: AdapterBank, settings: BuildSettings, go_on: Callable[[], None]) -> dict[str, AdapterUse]:
+def load_adapters(
+    bank: AdapterBank, settings: BuildSettings, check_cancelled: Callable[[], None]
+) -> dict[str, AdapterUse]:
     """Load the adapters named in the settings, and return them by name.
 
     :raises AdapterError: an adapter cannot be read, or was made for another model
     """
     uses: dict[str, AdapterUse] = {}
     for source in settings.adapters:
-        go_on()
+        check_cancelled()
         fitted = bank.read(source.location)
         uses[source.name] = fitted.use(bank.take(fitted), source.name)
     return uses

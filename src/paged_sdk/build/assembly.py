@@ -52,7 +52,7 @@ from paged_sdk.engine.engine import Engine
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
-from paged_sdk.parallel.meeting import Meeting
+from paged_sdk.parallel.rendezvous import Rendezvous
 from paged_sdk.parallel.shard import shape_of_ranks
 from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.image_vectors import ImageVectors
@@ -81,13 +81,13 @@ def load_parts(
     *,
     proposer: Proposer | None = None,
     backends: Iterable[Candidate] = (),
-    go_on: Callable[[], None] = lambda: None,
+    check_cancelled: Callable[[], None] = lambda: None,
 ) -> ModelParts:
     """Load a model.
 
     :param proposer: proposes drafts; None: chosen by the settings
     :param backends: attention backends to try, in order, before those of attention/choice.py
-    :param go_on: called before each tensor and between stages; an exception that it raises stops loading
+    :param check_cancelled: called before each tensor and between stages; an exception that it raises stops loading
     :raises ConfigError: a setting cannot be used with this model or machine
     :raises ModelLoadError: the model cannot be loaded
     :raises SystemExit: this process was launched as a rank other than 0, and rank 0 has ended
@@ -100,11 +100,11 @@ def load_parts(
     if settings.draft is not None:
         devices += choose_devices(settings.draft.settings, devices[0])
     check_ranks(settings, size, devices)
-    meeting = None if launch is None else Meeting(launch, go_on)
-    with nullcontext() if meeting is None else meeting.failing():
+    rendezvous = None if launch is None else Rendezvous(launch, check_cancelled)
+    with nullcontext() if rendezvous is None else rendezvous.failing():
         path = model_path(source, settings)
         encoder = encoder_file(source, settings, path)
-        go_on()
+        check_cancelled()
         backends = tuple(backends)
         if size > 1:
             encoder = check_parts(size, devices[0], encoder, backends)
@@ -113,35 +113,35 @@ def load_parts(
             settings=settings,
             environment=environment,
             devices=devices,
-            go_on=go_on,
+            check_cancelled=check_cancelled,
             encoder=encoder,
             backends=backends,
         )
-        parts = _load_ranks(loading, placements, meeting, proposer)
+        parts = _load_ranks(loading, placements, rendezvous, proposer)
     if parts is None:
         raise SystemExit(0)
     return parts
 
 
 def _load_ranks(
-    loading: Loading, placements: Sequence[RankPlacement], meeting: Meeting | None, proposer: Proposer | None
+    loading: Loading, placements: Sequence[RankPlacement], rendezvous: Rendezvous | None, proposer: Proposer | None
 ) -> ModelParts | None:
     """Load a model or, with several ranks, this rank's shard.
 
     :param placements: where this process and the ranks that it starts compute
-    :param meeting: the rendezvous of ranks that were launched separately; None: this process starts any other ranks
+    :param rendezvous: connects ranks that were launched separately; None: this process starts any other ranks
     :returns: None on ranks other than 0, after rank 0 has ended
     """
     followers: Followers | None = None
     try:
         with alone_on(*loading.devices), loading_memory_errors(loading.path), pinned_thread(placements[0].processors):
             loading = evolve(loading, workspace=_workspace(loading.devices, loading.settings))
-            if meeting is not None and meeting.launch.rank > 0:
-                follow_launch(meeting, loading)
-                meeting.close()
+            if rendezvous is not None and rendezvous.launch.rank > 0:
+                follow_launch(rendezvous, loading)
+                rendezvous.close()
                 return None
-            if meeting is not None:
-                followers = Followers(LaunchedRanks(meeting, loading))
+            if rendezvous is not None:
+                followers = Followers(LaunchedRanks(rendezvous, loading))
             elif len(placements) > 1:
                 check_division(loading, len(placements))  # before starting processes, which takes seconds
                 followers = Followers(ChildRanks(loading, placements))
@@ -163,7 +163,7 @@ def _load(
     """
     group = None if followers is None else followers.group
     if followers is not None:
-        loading = evolve(loading, go_on=followers.watched(loading.go_on))
+        loading = evolve(loading, check_cancelled=followers.watched(loading.check_cancelled))
     loaded = load_weights(loading, group=group)
     draft = load_draft(loaded, loading)
     model, settings, placement = loaded.model, loading.settings, loaded.placement
@@ -172,8 +172,8 @@ def _load(
     )
     storage = make_storage(loaded, config, loading.workspace)
     if followers is not None:
-        followers.join(loading.go_on)
-    loading.go_on()
+        followers.join(loading.check_cancelled)
+    loading.check_cancelled()
     processors = default_processors(
         model.config.vocab_size,
         partial(loaded.text.tokenizer.encode, add_special_tokens=False),
@@ -184,10 +184,10 @@ def _load(
     if config.paged:
         pool = config.num_blocks, config.block_size, backend.num_bytes / 2**20, config.cache_type.value
         _log.info("KV pool: %d blocks of %d tokens, %.1f MiB (%s).", *pool)
-    loading.go_on()
+    loading.check_cancelled()
     fused = fuse(model, backend, settings)
     bank = make_bank(loaded, fused)
-    adapters = load_adapters(bank, settings, loading.go_on)
+    adapters = load_adapters(bank, settings, loading.check_cancelled)
     on_devices = group is not None and group.is_on_devices
     make_decoding = partial(
         make_device_decoding,
@@ -238,7 +238,7 @@ def _load(
         hidden_size=model.config.hidden_size,
         recipe=loaded.recipe,
         why_no_text=loaded.why_no_text,
-        reads_whole_texts=model.config.bidirectional,
+        is_bidirectional=model.config.bidirectional,
         heals_tokens=settings.token_healing,
         images=None if loaded.vision is None else loaded.vision.prompts,
         on_worker_start=partial(_start_worker, placement.head, settings, loading.workspace, images, rank_placement),
@@ -292,7 +292,7 @@ def _with_pool(
     if on_devices is not None:
         config = evolve(config, num_blocks=on_devices.smallest(config.num_blocks))
     elif group is not None:
-        group.tell((config.num_blocks,))
+        group.send_message((config.num_blocks,))
     return config
 
 

@@ -120,13 +120,13 @@ def _loaded(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     num_threads: int | None,
-    go_on: Callable[[], None],
+    check_cancelled: Callable[[], None],
     *,
     is_of_torch: bool,
 ) -> DecoderModel:
     """Load a model to run layer by layer.
 
-    :param go_on: called after each tensor; an exception that it raises stops loading
+    :param check_cancelled: called after each tensor; an exception that it raises stops loading
     :param is_of_torch: True: decode all weights and multiply with torch, as observing the inputs of experts' down
         projections requires; False: quantized weights stay quantized
     """
@@ -138,9 +138,9 @@ def _loaded(
         checkpoint.config,
         checkpoint.source,
         dtype=dtype,
-        device=_CPU,
+        placement=_CPU,
         policy=policy,
-        on_progress=lambda done, total: go_on(),
+        on_progress=lambda done, total: check_cancelled(),
         num_threads=threads,
     )
 

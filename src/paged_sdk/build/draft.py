@@ -33,7 +33,7 @@ def load_draft(target: LoadedModel, loading: Loading) -> LoadedModel | None:
     if source is None:
         return None
     path = model_path(source.model, source.settings)
-    loading.go_on()
+    loading.check_cancelled()
     with loading_memory_errors(path):
         draft = load_weights(evolve(loading, path=path, settings=source.settings, encoder=None, backends=()))
     check_same_tokens(target.text.tokenizer, draft.text.tokenizer, source.model.location)

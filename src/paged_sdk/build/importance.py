@@ -15,8 +15,8 @@ from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.logs import get_logger
+from paged_sdk.models.checkpoint_layout import names_in, read_shape
 from paged_sdk.models.family import find_family
-from paged_sdk.models.loading import names_in, read_shape
 from paged_sdk.weights.checkpoint import Checkpoint
 from paged_sdk.weights.gguf.export import CheckpointNames, GgufPlace, gguf_architecture, gguf_places
 from paged_sdk.weights.gguf.mixtures import is_quantizable
@@ -61,11 +61,11 @@ class CheckpointImportance:
 
 
 def load_importance(
-    checkpoint: Checkpoint, settings: BuildSettings, go_on: Callable[[], None]
+    checkpoint: Checkpoint, settings: BuildSettings, check_cancelled: Callable[[], None]
 ) -> CheckpointImportance | None:
     """Read the importance matrix that the settings name, or collect one; None: none is requested.
 
-    :param go_on: called regularly; an exception that it raises stops the work
+    :param check_cancelled: called regularly; an exception that it raises stops the work
     :raises CheckpointError: the file is not an importance matrix, or belongs to another model
     :raises UnsupportedArchitectureError: GGUF has no names for this model's tensors
     :raises ConfigError: the calibration text cannot be read
@@ -81,7 +81,7 @@ def load_importance(
         with LoadingBar(f"Reading {text.name}", visible=settings.logging) as bar:
 
             def progress(done: int, total: int) -> None:
-                go_on()
+                check_cancelled()
                 bar.update(done, total)
 
             matrix = calibrate(

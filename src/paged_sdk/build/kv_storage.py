@@ -32,7 +32,8 @@ def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace
         dtype=loaded.dtype,
         device=placement.embedding,
         workspace=workspace,
-        has_bidirectional=loaded.model.config.bidirectional or (loaded.vision is not None and loaded.vision.both_ways),
+        has_bidirectional=loaded.model.config.bidirectional
+        or (loaded.vision is not None and loaded.vision.is_bidirectional),
         precision=_precision(loaded.settings, loaded.dtype, is_quantized=loaded.is_quantized),
         key_offsets=(
             key_offsets(loaded.model, loaded.max_model_len)

@@ -123,7 +123,7 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
         own_names = () if encoder is None else encoder.names()
         placed = place(settings.topology, device, plan, checkpoint, own_names, is_checked=is_first)
         placement = placed.placement
-        importance = load_importance(checkpoint, settings, loading.go_on)
+        importance = load_importance(checkpoint, settings, loading.check_cancelled)
         policy = weight_policy(checkpoint, settings, loading.environment, dtype, placed, workspace, importance)
         with (
             with_isq_cache(path, files, settings, policy, device, group) as keeping,
@@ -137,7 +137,7 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
                     text_beside = beside.submit(_text_processor, checkpoint, settings, shape.vocab_size)
 
             def progress(done: int, total: int) -> None:
-                loading.go_on()
+                loading.check_cancelled()
                 if text_beside is not None and text_beside.done():
                     text_beside.result()  # raises the tokenizer's error, which ends loading
                 bar.update(done, total)
@@ -172,7 +172,7 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
         checkpoint.source.close()
         if encoder is not None:
             encoder.close()
-    loading.go_on()
+    loading.check_cancelled()
     is_quantized = policy.makes_quantized(checkpoint.is_quantized)
     return LoadedModel(
         model=model,

@@ -24,7 +24,7 @@ class Loading:
     :ivar path: directory or file of the checkpoint
     :ivar devices: the devices of the model and of its draft model; the first is the default device, for everything that
         the topology does not place
-    :ivar go_on: called before each tensor and between stages; an exception that it raises stops loading
+    :ivar check_cancelled: called before each tensor and between stages; an exception that it raises stops loading
     :ivar workspace: scratch memory of the native CPU kernels; None: they are unavailable
     :ivar encoder: file of a GGUF model's image encoder
     :ivar backends: attention backends to try before those of attention/choice.py
@@ -34,7 +34,7 @@ class Loading:
     settings: BuildSettings
     environment: Environment
     devices: tuple[torch.device, ...]
-    go_on: Callable[[], None] = lambda: None
+    check_cancelled: Callable[[], None] = lambda: None
     workspace: Workspace | None = None
     encoder: EncoderFile | None = None
     backends: tuple[Candidate, ...] = ()

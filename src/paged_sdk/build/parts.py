@@ -36,7 +36,7 @@ class ModelParts:
     :ivar hidden_size: size of a hidden state
     :ivar recipe: how the model embeds and ranks texts
     :ivar why_no_text: why the model cannot generate text, and what it does instead; None: it generates text
-    :ivar reads_whole_texts: whether attention is bidirectional
+    :ivar is_bidirectional: whether attention is bidirectional
     :ivar heals_tokens: whether the last tokens of a prompt may be replaced by ones that also cover the start of the
         completion
     :ivar images: inserts images into prompts; None: the model accepts no images
@@ -59,7 +59,7 @@ class ModelParts:
     hidden_size: int
     recipe: EmbeddingRecipe = field(factory=EmbeddingRecipe)
     why_no_text: str | None = None
-    reads_whole_texts: bool = False
+    is_bidirectional: bool = False
     heals_tokens: bool = False
     images: ImagePrompts | None = None
     on_worker_start: Callable[[], None] | None = None

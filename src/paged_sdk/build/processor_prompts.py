@@ -47,15 +47,15 @@ class ProcessorPrompts:
         if not self._processor.says_text:
             raise self._refusal("its processor does not say which text takes an image's place (replace_image_token)")
         self._family = self._processor.family(model)
-        self._prompts = self.make(ImageLimits(), is_whole=False)
+        self._prompts = self.make(ImageLimits(), is_bidirectional=False)
 
-    def make(self, limits: ImageLimits, *, is_whole: bool) -> ImagePrompts:
+    def make(self, limits: ImageLimits, *, is_bidirectional: bool) -> ImagePrompts:
         """Make the object that inserts images into requests' prompts.
 
-        :param is_whole: whether the tokens of an image attend to one another in both directions
+        :param is_bidirectional: whether the tokens of an image attend to one another in both directions
         """
         config: dict[str, Any] = self._model.config.to_dict()
-        family = evolve(self._family, is_whole=is_whole)
+        family = evolve(self._family, is_bidirectional=is_bidirectional)
         return ImagePrompts(family, self._path, config, self._tokenizer, limits, self._processor)
 
     def limited(self, limits: ImageLimits) -> ImageLimits:

@@ -65,32 +65,36 @@ class WeightRequantizer:
         self._make_device_decoding = make_device_decoding
         self._group = loaded.model.group if isinstance(loaded.model, DecoderModel) else None
 
-    def __call__(self, isq: IsqType, go_on: Callable[[], None]) -> Requantized:
+    def __call__(self, isq: IsqType, check_cancelled: Callable[[], None]) -> Requantized:
         """Implement :meth:`~paged_sdk.runner.model_runner.Requantizer.__call__`."""
         old, start = self._loaded, time.monotonic()
         replaced: set[int] = set()
         if self._group is not None and self._group.rank == 0:
-            self._group.tell((REQUANTIZE, isq.value))
+            self._group.send_message((REQUANTIZE, isq.value))
         with alone_on(*old.placement.devices):
             try:
-                made = self._requantized(isq, replaced.add, go_on)
+                made = self._requantized(isq, replaced.add, check_cancelled)
             except ModelClosedError:  # the weights are not needed any more
                 raise
             except Exception as error:
                 clear_frames(error)  # its frames may hold the new KV pool
                 if replaced:
                     _log.warning("The weights are brought back to what they were: %s", error)
-                self._together(lambda: replaced and self._reload(old, sorted(replaced), lambda part: None, go_on))
+                self._together(
+                    lambda: replaced and self._reload(old, sorted(replaced), lambda part: None, check_cancelled)
+                )
                 made = evolve(self._parts(old), error=error)
             else:
                 _log.info("%s: quantized to %s in %.1f s", old.path.name, isq.value, time.monotonic() - start)
         return_free_memory()
         return made
 
-    def _requantized(self, isq: IsqType, on_replaced: Callable[[int], None], go_on: Callable[[], None]) -> Requantized:
+    def _requantized(
+        self, isq: IsqType, on_replaced: Callable[[int], None], check_cancelled: Callable[[], None]
+    ) -> Requantized:
         wanted = evolve(self._loaded, settings=evolve(self._loaded.settings, isq=isq))
         every = range(wanted.model.config.num_layers + 1)
-        is_quantized = self._together(lambda: self._reload(wanted, every, on_replaced, go_on))
+        is_quantized = self._together(lambda: self._reload(wanted, every, on_replaced, check_cancelled))
         loaded = evolve(wanted, is_quantized=is_quantized)
         made = self._parts(loaded)
         self._loaded = loaded
@@ -124,7 +128,11 @@ class WeightRequantizer:
         return Requantized(model=fused, backend=backend, device_decoding=decoding)
 
     def _reload(
-        self, loaded: LoadedModel, parts: Iterable[int], on_replaced: Callable[[int], None], go_on: Callable[[], None]
+        self,
+        loaded: LoadedModel,
+        parts: Iterable[int],
+        on_replaced: Callable[[int], None],
+        check_cancelled: Callable[[], None],
     ) -> bool:
         """Load some parts of the model again by its settings; return whether the matrices are then quantized."""
         path, workspace, model = loaded.path, self._workspace, loaded.model
@@ -154,7 +162,7 @@ class WeightRequantizer:
                         return_free_memory()  # otherwise free heap memory grows to a third of a small model's size
 
                     def progress(done: int, total: int) -> None:
-                        go_on()
+                        check_cancelled()
                         bar.update(done, total)
 
                     reload_model(

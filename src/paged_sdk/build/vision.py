@@ -15,8 +15,8 @@ from paged_sdk.config.topology import Topology
 from paged_sdk.errors import CheckpointError, InvalidRequestError, shown
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.logs import get_logger
+from paged_sdk.models.checkpoint_layout import names_in
 from paged_sdk.models.family import NestedFamily, find_family, supported_families
-from paged_sdk.models.loading import names_in
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.types.image import Image
 from paged_sdk.types.messages import Message
@@ -37,12 +37,12 @@ class LoadedVision:
 
     :ivar prompts: inserts images into prompts
     :ivar encoder: encodes images as vectors
-    :ivar both_ways: whether tokens of an image attend to one another in both directions
+    :ivar is_bidirectional: whether tokens of an image attend to one another in both directions
     """
 
     prompts: ImagePrompts
     encoder: ImageEncoder
-    both_ways: bool = False
+    is_bidirectional: bool = False
 
 
 def load_vision(
@@ -89,8 +89,8 @@ def load_vision(
     )
     if prompts is None or family is None:
         through = ProcessorPrompts(path, model_type, encoder.model, tokenizer)
-        return LoadedVision(through.make(through.limited(limits), is_whole=False), encoder)
-    return LoadedVision(prompts, encoder, family.is_whole)
+        return LoadedVision(through.make(through.limited(limits), is_bidirectional=False), encoder)
+    return LoadedVision(prompts, encoder, family.is_bidirectional)
 
 
 def load_encoder_file(
@@ -121,7 +121,8 @@ def load_encoder_file(
     prompts = ImagePrompts(family, path, config, tokenizer, limits, processor, settings={})
     own = _own_policy(policy, topology, device)
     loaded = load_encoder(path, encoder.config, encoder.tensors(dtype), policy=own, dtype=dtype, device=device)
-    return LoadedVision(prompts, loaded, family.is_whole), _showing_images(text, prompts.placeholder_id, encoder.after)
+    vision = LoadedVision(prompts, loaded, family.is_bidirectional)
+    return vision, _showing_images(text, prompts.placeholder_id, encoder.after)
 
 
 def _showing_images(text: TextProcessor, placeholder: int, after: str) -> TextProcessor:

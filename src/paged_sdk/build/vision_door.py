@@ -11,11 +11,10 @@ from paged_sdk.build.processor_prompts import SIZES, ProcessorPrompts
 from paged_sdk.build.vision import LoadedVision
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.config.images import ImageLimits
-from paged_sdk.errors import shown
 from paged_sdk.kernels.step import InsertedRows
 from paged_sdk.models.transformers_door.image_check import PromptWithImage, check_images
 from paged_sdk.models.transformers_door.model import TransformersModel
-from paged_sdk.models.transformers_door.skeleton import refusal
+from paged_sdk.models.transformers_door.skeleton import refusal, untried
 from paged_sdk.vision.encoder import ImageEncoder
 
 __all__ = ["load_vision_door"]
@@ -36,8 +35,8 @@ def load_vision_door(path: Path, model: TransformersModel, tokenizer: Tokenizer,
     limits = prompts.limited(limits)
     text = {module for block in model.blocks for module in block.modules()}
     encoder = ImageEncoder(own, dtype=model.dtype, device=model.device, others=text)
-    is_whole = check_images(model, _prompt(model, prompts, encoder))
-    return LoadedVision(prompts.make(limits, is_whole=is_whole), encoder, is_whole)
+    is_bidirectional = check_images(model, _prompt(model, prompts, encoder))
+    return LoadedVision(prompts.make(limits, is_bidirectional=is_bidirectional), encoder, is_bidirectional)
 
 
 def _prompt(model: TransformersModel, prompts: ProcessorPrompts, encoder: ImageEncoder) -> PromptWithImage:
@@ -50,8 +49,7 @@ def _prompt(model: TransformersModel, prompts: ProcessorPrompts, encoder: ImageE
         with torch.inference_mode():
             encoded = encoder.encode(span.inputs, lambda: None)
     except Exception as error:  # a class with an unexpected interface
-        reason = shown(next(iter(str(error).splitlines()), type(error).__name__))
-        raise refusal(model_type, f"its encoder cannot be tried ({reason})") from error
+        raise untried(model_type, "its encoder", error) from error
     if len(encoded.vectors) != len(span.places):
         what = f"its encoder gives {len(encoded.vectors)} vectors for an image of {len(span.places)} tokens"
         raise refusal(model_type, what)

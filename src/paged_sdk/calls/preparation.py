@@ -56,7 +56,7 @@ class RequestPreparer:
     :ivar vocab_size: number of logits per token
     :ivar max_sequence_tokens: the most tokens of one sequence for which the KV pool has room
     :ivar why_no_text: why the model cannot generate text, and what it does; None: it can
-    :ivar reads_whole_texts: whether attention is bidirectional
+    :ivar is_bidirectional: whether attention is bidirectional
     :ivar heals_tokens: whether to apply token healing at the end of prompts
     :ivar images: puts images into prompts; None: the model takes none
     :ivar compiles: whether constraints are compiled here; False: where the engine runs
@@ -67,7 +67,7 @@ class RequestPreparer:
     vocab_size: int
     max_sequence_tokens: int
     why_no_text: str | None = None
-    reads_whole_texts: bool = False
+    is_bidirectional: bool = False
     heals_tokens: bool = False
     images: ImagePrompts | None = None
     compiles: bool = True
@@ -311,7 +311,7 @@ class RequestPreparer:
             media=prompt.media,
             cache_keys=cache_keys,
             block_hashes=self._block_hashes(prompt_token_ids, cache_keys),
-            is_whole=self.reads_whole_texts,
+            is_bidirectional=self.is_bidirectional,
             reading=reading,
         )
 

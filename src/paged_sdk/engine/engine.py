@@ -212,17 +212,17 @@ class Engine:
         if self._proposer is not None:
             self._proposer.reset()
 
-    def requantize(self, isq: IsqType, go_on: Callable[[], None]) -> None:
+    def requantize(self, isq: IsqType, check_cancelled: Callable[[], None]) -> None:
         """Requantize the weights. There must be no requests: their KV comes from the old weights.
 
-        :param go_on: called from time to time; an exception that it raises ends the work and the engine
+        :param check_cancelled: called from time to time; an exception that it raises ends the work and the engine
         :raises EngineDeadError: requantizing failed, and the old weights could not be restored
         :raises ModelLoadError: requantizing failed, and the old weights are in use
         """
         assert not self.has_work, "KV of requests would be that of other weights"
         self.reset_prefix_cache()
         self._scheduler.forget_times()
-        self._runner.requantize(isq, go_on)
+        self._runner.requantize(isq, check_cancelled)
 
     def stats(self) -> ModelStats:
         """Return a snapshot of the counters."""

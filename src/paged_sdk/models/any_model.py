@@ -13,9 +13,10 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import UnsupportedArchitectureError, shown
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.checkpoint_layout import names_in
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import TensorNames, find_family, has_family, read_config, supported_families
-from paged_sdk.models.loading import load_model, names_in
+from paged_sdk.models.loading import load_model
 from paged_sdk.parallel.group import Group
 from paged_sdk.quant.adapted import AdaptableShape
 from paged_sdk.quant.linear import Linear
@@ -135,7 +136,7 @@ class _FamilyPlan:
             self.content,
             source,
             dtype=dtype,
-            device=placement,
+            placement=placement,
             policy=policy,
             on_progress=on_progress,
             num_threads=num_threads,

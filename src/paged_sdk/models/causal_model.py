@@ -60,7 +60,7 @@ class RankLayers(Protocol):
         ...
 
     @property
-    def tells_parts(self) -> bool:
+    def takes_token_types(self) -> bool:
         """Return whether the model takes token type ids, which tell a pair's first text from the second."""
         ...
 

@@ -241,7 +241,7 @@ def read_moe(
             architecture=model_type,
         )
     # transformers accepts either name.
-    count = fields.positive("num_local_experts", fields.positive("num_experts"))
+    count = fields.optional_positive("num_local_experts") or fields.positive("num_experts")
     selected = fields.positive("num_experts_per_tok")
     if selected > count:
         raise fields.error("num_experts_per_tok", f"at most the number of experts, {count}")

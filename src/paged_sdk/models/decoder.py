@@ -157,10 +157,12 @@ class DecoderModel:
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Compute logits.
 
-        :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
+        :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``, or the same in float32
         :param adapted: each row's adapter; None: no adapter updates the output projection
         :returns: ``[num_rows, vocab_size]`` float32, which the caller may change
         """
+        # Native kernels take float32; a head without one multiplies in the model's dtype.
+        hidden = hidden if self.head.native_weights is not None else hidden.to(self.dtype)
         logits = self.head.forward(hidden, None).float()
         if adapted is not None:
             for lora, rows in zip(adapted.loras, adapted.tokens, strict=True):

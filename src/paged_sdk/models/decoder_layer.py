@@ -117,7 +117,9 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
     if config.moe is not None and layer in config.moe.layers:
         mlp = load_moe_mlp(loader, config, config.moe, names, prefix)
     elif config.gated_mlp:
-        mlp = load_gated_mlp(loader, config, names, prefix)
+        gate_up = [prefix + name for name in names.gate_up]
+        size, bias = config.intermediate_size, config.mlp_bias
+        mlp = load_gated_mlp(loader, config, gate_up, prefix + names.down, size=size, bias=bias)
     else:
         mlp = load_plain_mlp(loader, config, names, prefix)
     attention_name, beside_name = names.norms.beside if config.parallel_norms else (names.norms.attention, None)

@@ -11,7 +11,7 @@ from torch import Tensor
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.grouped_matrix import every_other_row
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
-from paged_sdk.models.sharded import JoinedExperts, SummedExperts, widths_of
+from paged_sdk.models.sharded import ColumnParallelExperts, RowParallelExperts, widths_of
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.parallel.shard import Shard
 from paged_sdk.quant.experts import ExpertExtras, Experts
@@ -117,8 +117,8 @@ def load_experts(loader: WeightLoader, experts: ExpertTensors) -> Experts:
     if loader.group is None:
         return made
     if part.join is not None and part.widths is not None:
-        return JoinedExperts(made, loader.group, inputs=part.join.widths, outputs=part.widths)
-    return SummedExperts(made, loader.group)
+        return ColumnParallelExperts(made, loader.group, inputs=part.join.widths, outputs=part.widths)
+    return RowParallelExperts(made, loader.group)
 
 
 def _one_after_the_other(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> Experts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Final, TypeAlias
 
 from attrs import evolve, frozen
@@ -199,15 +200,15 @@ class NestedFamily:
     ties: bool = False
     adapt: Callable[[DecoderConfig, ConfigFields], DecoderConfig] = lambda shape, fields: shape
 
-    def resolve(self, fields: ConfigFields, families: Mapping[str, AnyFamily]) -> DecoderFamily:
+    def resolve(self, fields: ConfigFields) -> DecoderFamily:
         """Return the decoder's family, adapted to the config and tensor names of this one.
 
         :raises UnsupportedArchitectureError: the decoder's ``model_type`` is not supported
         """
         name = self._section(fields).text("model_type")
-        inner = families.get(name)
+        inner = _family_named(name)
         if not isinstance(inner, DecoderFamily):
-            known = [each for each, family in families.items() if isinstance(family, DecoderFamily)]
+            known = [each for each, family in supported_families().items() if isinstance(family, DecoderFamily)]
             raise UnsupportedArchitectureError(
                 f"config.json: {self.text}.model_type {shown(name)} is not supported: expected one of "
                 f"{', '.join(known)}",
@@ -239,10 +240,24 @@ AnyFamily: TypeAlias = DecoderFamily | NestedFamily
 
 
 def supported_families() -> dict[str, AnyFamily]:
-    """Return all families by ``model_type``, sorted."""
+    """Return all families by ``model_type``, sorted. This imports every file of the package."""
     modules = sorted(module.name for module in pkgutil.iter_modules(paged_sdk.models.__path__))
-    found = {name: getattr(import_module(f"{paged_sdk.models.__name__}.{name}"), "FAMILY", None) for name in modules}
-    return {name: family for name, family in found.items() if isinstance(family, AnyFamily)}
+    found = {name: _family_named(name) for name in modules}
+    return {name: family for name, family in found.items() if family is not None}
+
+
+def _family_named(model_type: str) -> AnyFamily | None:
+    """Return the family of a ``model_type``, importing only its file; None if there is no such family."""
+    module = f"{paged_sdk.models.__name__}.{model_type}"
+    # Checkpoints are not trusted: a name with a dot would be looked for in other packages.
+    if not model_type.isidentifier() or find_spec(module) is None:
+        return None
+    family = getattr(import_module(module), "FAMILY", None)
+    return family if isinstance(family, AnyFamily) else None
+
+
+def _of_config(config: Mapping[str, Any]) -> AnyFamily | None:
+    return _family_named(ConfigFields(config).text("model_type", ""))
 
 
 def has_family(config: Mapping[str, Any]) -> bool:
@@ -250,7 +265,7 @@ def has_family(config: Mapping[str, Any]) -> bool:
 
     :param config: config.json's content
     """
-    return ConfigFields(config).text("model_type", "") in supported_families()
+    return _of_config(config) is not None
 
 
 def find_family(config: Mapping[str, Any]) -> DecoderFamily:
@@ -260,11 +275,11 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
     :param config: config.json's content
     :raises UnsupportedArchitectureError: no family has this ``model_type``, or the class is for another task
     """
-    families = supported_families()
     fields = ConfigFields(config)
     model_type = fields.text("model_type", "")
-    family = families.get(model_type)
+    family = _family_named(model_type)
     if family is None:
+        families = supported_families()
         raise UnsupportedArchitectureError(
             f"model_type {shown(model_type)} is not supported: expected one of {', '.join(families)}",
             architecture=model_type,
@@ -274,7 +289,7 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
         raise UnsupportedArchitectureError(
             f"{fields.shown('per_layer_config')} is not supported: all layers have one shape",
             architecture=model_type,
-            supported=families,
+            supported=supported_families(),
         )
     # A config made from GGUF metadata names no class.
     architectures = fields.texts("architectures")
@@ -287,7 +302,7 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
             architecture=architectures[0],
             supported=family.architectures,
         )
-    return family.resolve(fields, families) if isinstance(family, NestedFamily) else family
+    return family.resolve(fields) if isinstance(family, NestedFamily) else family
 
 
 def _is_among(classes: Collection[str], named: Collection[str]) -> bool:
@@ -318,9 +333,8 @@ def ranks_texts(config: Mapping[str, Any]) -> bool:
 
 
 def _is_one_of(config: Mapping[str, Any], classes: Callable[[DecoderFamily], Collection[str]]) -> bool:
-    fields = ConfigFields(config)
-    family = supported_families().get(fields.text("model_type", ""))
-    return isinstance(family, DecoderFamily) and _is_among(classes(family), fields.texts("architectures"))
+    family = _of_config(config)
+    return isinstance(family, DecoderFamily) and _is_among(classes(family), ConfigFields(config).texts("architectures"))
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:

@@ -33,7 +33,7 @@ from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.norms import SharedWholeNorms, WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
 from paged_sdk.models.rank_head import RankHead
-from paged_sdk.models.sharded import JoinedExperts, JoinedLinear
+from paged_sdk.models.sharded import ColumnParallelExperts, ColumnParallelLinear
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.native_block import FEW_ROWS
@@ -208,10 +208,7 @@ class FusedDecoderModel:
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Compute logits like :meth:`DecoderModel.logits`, after the last norm, which :meth:`forward` leaves out."""
-        normed = self.normed(hidden)
-        # Native kernels take float32; a head without one multiplies in the model's dtype.
-        is_native = self._model.head.native_weights is not None
-        return self._model.logits(normed if is_native else normed.to(self.dtype), adapted)
+        return self._model.logits(self.normed(hidden), adapted)
 
 
 def norm_in_float32(norm: Norm, workspace: Workspace, eps: float) -> NativeNorm:
@@ -298,9 +295,9 @@ def _native_layer(
         (down,) = _projections(mlp.down, many_rows=many_rows)
     attention_norm, attention_norm_bias = _given(layer.attention_norm)
     mlp_norm, mlp_norm_bias = _given(layer.mlp_norm)
-    assert not isinstance(attention.qk_norm, SharedWholeNorms), "its parts are fused by nobody"
+    assert not isinstance(attention.qk_norm, SharedWholeNorms), "why_not_fused() refuses norms across ranks"
     query, key = _head_norms(attention.qk_norm, config)
-    joined = attention.output if isinstance(attention.output, JoinedLinear) else None
+    joined = attention.output if isinstance(attention.output, ColumnParallelLinear) else None
     last = mlp.experts if isinstance(mlp, MoeMlp) else mlp.down
     return NativeLayer(
         shape=shape,
@@ -330,7 +327,7 @@ def _native_layer(
         activation="silu" if isinstance(mlp, MoeMlp) else ACTIVATIONS[mlp.activation],
         rope=rope,
         attended_widths=None if joined is None else joined.inputs,
-        inner_widths=last.inputs if isinstance(last, JoinedLinear | JoinedExperts) else None,
+        inner_widths=last.inputs if isinstance(last, ColumnParallelLinear | ColumnParallelExperts) else None,
         hidden_widths=None if joined is None else joined.outputs,
     )
 

@@ -106,9 +106,10 @@ def _unknown_combination(config: DecoderConfig, max_interleaved: int) -> str | N
     if config.residual_scale is not None and config.num_image_layers:
         return f"residual_scale = {config.residual_scale} beside images' vectors in later layers"
     if config.residual_scale is not None and (config.qk_norm or config.sandwich_norms or not is_rms):
-        return f"residual_scale = {config.residual_scale} beside other norms than of what layers read"
+        others = "layer norms, norms of queries and keys, or norms after attention"
+        return f"residual_scale = {config.residual_scale} with {others}"
     if config.sandwich_norms and (config.parallel_residual or not is_rms):
-        return "norms of what layers give that are layer norms, or in parallel"
+        return "norms after attention with layer norms or parallel residuals"
     if config.parallel_residual and config.moe is not None:
         return "experts beside attention"
     if any(rope.interleaved and rope.rotary_dim > max_interleaved for rope in config.ropes):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -12,7 +12,6 @@ from paged_sdk.config.decoder import Activation, DecoderConfig
 from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.activation import activation_function
-from paged_sdk.models.family import TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.linear import Linear
 
@@ -44,27 +43,31 @@ class GatedMlp:
         return self.down.forward(activation_function(self.activation)(gate) * up, ctx)
 
 
-def load_gated_mlp(loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str) -> GatedMlp:
-    """Load one layer's MLP.
+def load_gated_mlp(
+    loader: WeightLoader, config: DecoderConfig, gate_up: Sequence[str], down: str, *, size: int, bias: bool
+) -> GatedMlp:
+    """Load one gated MLP.
 
-    :param prefix: prefix of the layer's tensor names
+    :param gate_up: names of the gate's and the up projection's matrices, or of one that holds both
+    :param down: name of the down projection's matrix
+    :param size: intermediate size
+    :param bias: whether the projections have biases
     :raises CheckpointError: a tensor is missing or has another shape
     """
-    size = config.intermediate_size
     own = loader.shard.neurons(size)
     return GatedMlp(
         gate_up=loader.linear(
-            [prefix + name for name in names.gate_up],
+            gate_up,
             in_features=config.hidden_size,
             out_features=(size, size),
-            bias=config.mlp_bias,
+            bias=bias,
             rows=(own, own),
         ),
         down=loader.linear(
-            [prefix + names.down],
+            [down],
             in_features=size,
             out_features=(config.hidden_size,),
-            bias=config.mlp_bias,
+            bias=bias,
             cols=lambda shard: shard.neurons(size),
         ),
         activation=config.activation,

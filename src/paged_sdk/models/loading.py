@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
-from attrs import evolve
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.placement import Placement
-from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
-from paged_sdk.kernels.torch_threads import use_threads
 from paged_sdk.layers.rotary import RotaryEmbedding
-from paged_sdk.logs import get_logger
-from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.checkpoint_layout import read_shape, stored_table
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import load_decoder_layer
-from paged_sdk.models.family import DecoderFamily, TensorNames, find_family, ranks_texts
+from paged_sdk.models.family import TensorNames, ranks_texts
+from paged_sdk.models.loading_threads import loading_threads
 from paged_sdk.models.norms import load_norm
 from paged_sdk.models.rank_head import RANK_HEAD, load_rank_head
 from paged_sdk.models.sharded import SharedEmbedding, SharedHead
@@ -32,22 +27,7 @@ from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.weights.source import WeightSource
 
-__all__ = [
-    "have_same_values",
-    "load_model",
-    "loading_threads",
-    "names_in",
-    "read_shape",
-    "reload_model",
-    "stored_table",
-]
-
-_log = get_logger(__name__)
-
-_ELEMENTS_AT_ONCE = 1 << 22
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
+__all__ = ["load_model", "reload_model"]
 
 
 def load_model(
@@ -55,7 +35,7 @@ def load_model(
     source: WeightSource,
     *,
     dtype: torch.dtype,
-    device: torch.device | Placement,
+    placement: Placement | torch.device,
     policy: WeightPolicy = DENSE,
     on_progress: Callable[[int, int], None] | None = None,
     num_threads: int = 1,
@@ -68,7 +48,7 @@ def load_model(
     :param config: ``config.json``'s content
     :param source: the weights; stays open, and tensors that the model does not use are not read
     :param dtype: dtype of weights, activations, keys and values
-    :param device: the device of the whole model, or a placement of its parts
+    :param placement: the devices of the model's parts, or the device of the whole model
     :param policy: chooses the form of each matrix; by default matrices are decoded
     :param on_progress: called with the number of tensors loaded and the number of all tensors, on the thread that
         loaded one; an exception from it ends loading
@@ -79,7 +59,7 @@ def load_model(
     :raises CheckpointError: the config is invalid, or a tensor is missing or has another shape than the config implies
     """
     shape, names = read_shape(config, source)
-    places = device if isinstance(device, Placement) else Placement.on(device, shape.num_layers)
+    places = placement if isinstance(placement, Placement) else Placement.on(placement, shape.num_layers)
     shard = WHOLE if group is None else shard_of(shape, group.rank, group.size)
     loader = WeightLoader(
         source,
@@ -164,11 +144,15 @@ def reload_model(
             on_replaced(part)
             model.replace_layer(part, layer)
             return
-        on_replaced(part)
+        # Each of the two old matrices is dropped before the other is loaded.
         is_shared = shape.tie_embeddings and places.head == places.embedding
         if not is_shared:
-            model.head = _head_of(group, _load_head(loader.at(places.head), shape, names), shape)
+            head = _load_head(loader.at(places.head), shape, names)
+            on_replaced(part)
+            model.head = _head_of(group, head, shape)
         table = _load_embedding(loader, shape, names)
+        if is_shared:
+            on_replaced(part)
         model.embedding = _embedding_of(group, table, shape, model.dtype)
         if is_shared:
             model.head = _head_of(group, loader.tied_head(names.head, table, vocab_size=shape.vocab_size), shape)
@@ -197,16 +181,6 @@ def _adaptable_embedding(config: DecoderConfig, names: TensorNames, device: torc
     return AdaptableShape({name: slice(0, config.hidden_size)}, config.vocab_size, device)
 
 
-def stored_table(stored: Container[str], config: DecoderConfig, names: TensorNames) -> str:
-    """Return the name of the tensor that holds the embeddings; tied embeddings may be saved only under the output
-    projection's name.
-
-    :param stored: the names of the checkpoint's tensors
-    """
-    head = f"{names.head}.weight"
-    return head if config.tie_embeddings and names.table not in stored and head in stored else names.table
-
-
 def _load_embedding(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> Embedding:
     return loader.embedding(
         stored_table(loader, config, names),
@@ -214,32 +188,6 @@ def _load_embedding(loader: WeightLoader, config: DecoderConfig, names: TensorNa
         hidden_size=config.hidden_size,
         scale=config.embedding_scale,
     )
-
-
-class _ThisThread(Executor):
-    """Runs submitted functions immediately, on the calling thread."""
-
-    def submit(self, run: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        done: Future[_T] = Future()
-        done.set_result(run(*args, **kwargs))
-        return done
-
-
-@contextmanager
-def loading_threads(count: int) -> Iterator[Executor]:
-    """Return an executor with ``count`` threads for the ``with`` block; an error cancels calls that have not started.
-
-    torch's operations in these threads do not use torch's thread pool: one layer per thread is loaded at a time, and on
-    a busy machine each pooled operation would wait for its slowest thread.
-    """
-    pool: Executor = _ThisThread()
-    if count > 1:
-        name = "paged-sdk load"
-        pool = ThreadPoolExecutor(count, thread_name_prefix=name, initializer=use_threads, initargs=(1,))
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> Linear:
@@ -254,55 +202,3 @@ def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) 
         is_head=True,
         rows=(loader.shard.tokens(config.vocab_size),),
     )
-
-
-def read_shape(config: Mapping[str, Any], source: WeightSource) -> tuple[DecoderConfig, TensorNames]:
-    """Read the shape of a checkpoint's decoder, and which of its family's tensor names it uses.
-
-    If the config ties the output projection to the embeddings but the checkpoint holds another one, as some fine-tuned
-    models do, the checkpoint's is used, as in transformers.
-
-    :param config: ``config.json``'s content
-    :raises UnsupportedArchitectureError: no family has this ``model_type``
-    :raises CheckpointError: the config is invalid
-    """
-    family = find_family(config)
-    shape, names = family.read(ConfigFields(config)), names_in(source, family)
-    head = f"{names.head}.weight"
-    has_both = shape.tie_embeddings and head in source and names.table in source
-    if has_both and not have_same_values(source, head, names.table):
-        _log.warning("By its config, %s is %s: the checkpoint holds another one, which is used.", head, names.table)
-        shape = evolve(shape, tie_embeddings=False)
-    return shape, names
-
-
-def have_same_values(source: WeightSource, first: str, second: str) -> bool:
-    """Return whether two tensors of a checkpoint have the same shape and, if matrices, the same values, reading some
-    rows at a time.
-    """
-    shape = source.shape(first)
-    if shape != source.shape(second) or len(shape) != 2:
-        return shape == source.shape(second)
-    one, other = source.matrix(first), source.matrix(second)
-    rows, cols = shape
-    step = max(1, _ELEMENTS_AT_ONCE // max(1, cols))
-    parts = (slice(row, row + step) for row in range(0, rows, step))
-    return all(_are_equal(one.rows(part), other.rows(part)) for part in parts)
-
-
-def _are_equal(first: StoredMatrix, second: StoredMatrix) -> bool:
-    # Values of the same dtype are compared without conversion, which would take most of the time.
-    one, other = (each.weight if isinstance(each, DenseMatrix) else each.decoded() for each in (first, second))
-    return torch.equal(one, other) if one.dtype == other.dtype else torch.equal(one.double(), other.double())
-
-
-def names_in(source: WeightSource, family: DecoderFamily) -> TensorNames:
-    """Return those of the family's tensor names that the checkpoint uses; if none match, the usual ones, for the error
-    message.
-
-    Most checkpoints saved without an output projection lack the body's prefix.
-    """
-    known = (*family.names, *(evolve(names, body="") for names in family.names))
-    found = next((names for names in known if names.table in source), None)
-    # Embeddings may be saved only under the output projection's name; then the last norm decides.
-    return found or next((names for names in known if f"{names.body}{names.norms.last}.weight" in source), known[0])

@@ -11,7 +11,7 @@ from paged_sdk.kernels.fused_moe import route
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.expert_loader import ExpertTensors, load_experts
 from paged_sdk.models.family import ExpertNames, TensorNames
-from paged_sdk.models.gated_mlp import GatedMlp
+from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.experts import Experts
 
@@ -121,22 +121,8 @@ def load_moe_mlp(
 
 
 def _load_shared(loader: WeightLoader, config: DecoderConfig, name: str, size: int) -> SharedExpert:
-    own = loader.shard.neurons(size)
-    mlp = GatedMlp(
-        gate_up=loader.linear(
-            [f"{name}.gate_proj", f"{name}.up_proj"],
-            in_features=config.hidden_size,
-            out_features=(size, size),
-            rows=(own, own),
-        ),
-        down=loader.linear(
-            [f"{name}.down_proj"],
-            in_features=size,
-            out_features=(config.hidden_size,),
-            cols=lambda shard: shard.neurons(size),
-        ),
-        activation=config.activation,
-    )
+    gate_up = [f"{name}.gate_proj", f"{name}.up_proj"]
+    mlp = load_gated_mlp(loader, config, gate_up, f"{name}.down_proj", size=size, bias=False)
     return SharedExpert(mlp, gate=loader.tensor(f"{name}_gate.weight", 1, config.hidden_size))
 
 

@@ -32,7 +32,7 @@ class RankHead:
     bias: Tensor | None = None
 
     pooling: ClassVar[Pooling] = "last"
-    tells_parts: ClassVar[bool] = False
+    takes_token_types: ClassVar[bool] = False
 
     def ranks(self, vectors: Tensor) -> Tensor:
         """Return the scores, ``[num_texts, 1]``, of vectors ``[num_texts, hidden_size]``, both float32."""

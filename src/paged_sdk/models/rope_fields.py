@@ -44,8 +44,6 @@ def read_rope(
     rotary_dim = _read_rotary_dim(
         fields, section, head_dim, is_partial=is_partial, is_scaled=kind is not RopeKind.DEFAULT
     )
-    if theta <= 1:
-        raise CheckpointError(f"config.json: rope_theta = {theta}: expected a number above 1")
     max_position = fields.positive("max_position_embeddings", 2048)
     original = section.positive("original_max_position_embeddings", max_position)
     if not is_nested:
@@ -55,8 +53,6 @@ def read_rope(
     if original < 2:
         raise CheckpointError(f"config.json: original_max_position_embeddings = {original}: expected at least 2")
     factor = section.number("factor", max_position / original if extends else 1.0)
-    if factor <= 0:
-        raise section.error("factor", "a number above 0")
     low, high = section.number("low_freq_factor", 1.0), section.number("high_freq_factor", 4.0)
     if high <= low:
         raise section.error("high_freq_factor", f"more than low_freq_factor = {low}")

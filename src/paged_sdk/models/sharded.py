@@ -1,4 +1,8 @@
-"""Combine the partial results of tensor-parallel ranks: of linear layers, experts, embeddings and logits."""
+"""Combine the partial results of tensor-parallel ranks: of linear layers, experts, embeddings and logits.
+
+Layers are column-parallel or row-parallel as in Megatron-LM (Shoeybi et al., 2019, arXiv 1909.08053), which multiplies
+by the transposed weight: its columns are the outputs, its rows the inputs.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,12 @@ from paged_sdk.quant.experts import Experts, NativeExpertWeights
 from paged_sdk.quant.linear import Linear, NativeWeights
 
 __all__ = [
-    "JoinedExperts",
-    "JoinedLinear",
+    "ColumnParallelExperts",
+    "ColumnParallelLinear",
+    "RowParallelExperts",
+    "RowParallelLinear",
     "SharedEmbedding",
     "SharedHead",
-    "SummedExperts",
-    "SummedLinear",
     "widths_of",
 ]
 
@@ -31,7 +35,7 @@ def widths_of(parts: Sequence[slice]) -> Tensor:
     return torch.tensor([own.stop - own.start for own in parts], dtype=torch.int32)
 
 
-class JoinedLinear(AdaptableLinear):
+class ColumnParallelLinear(AdaptableLinear):
     """Gathers the input's columns, multiplies them by this rank's rows of the weight, and gathers the output's columns.
 
     No sum is divided among ranks, so results equal those of one process bit by bit. Otherwise, rounding activations to
@@ -60,7 +64,7 @@ class JoinedLinear(AdaptableLinear):
         return self._group.join_columns(own, self.outputs)
 
 
-class SummedLinear(AdaptableLinear):
+class RowParallelLinear(AdaptableLinear):
     """Multiplies by this rank's columns of a weight, and sums the ranks' partial results.
 
     :param base: multiplies by this rank's columns; rank 0 adds the bias
@@ -99,10 +103,10 @@ class _RankExperts(Experts):
         return self.base.native_weights
 
 
-class JoinedExperts(_RankExperts):
+class ColumnParallelExperts(_RankExperts):
     """Computes this rank's neurons of every expert, gathers all neurons, and gathers the ranks' outputs.
 
-    As with :class:`JoinedLinear`, no sum is divided among ranks.
+    The down projections are column-parallel: as with :class:`ColumnParallelLinear`, no sum is divided among ranks.
 
     :param base: has this rank's rows of every matrix, and gathers the neurons itself
     :ivar inputs: each rank's number of neurons of an expert, int32
@@ -119,8 +123,9 @@ class JoinedExperts(_RankExperts):
         return self._group.join_columns(self.base.forward(x, topk_weights, topk_ids), self.outputs)
 
 
-class SummedExperts(_RankExperts):
-    """Computes this rank's neurons of every expert, and sums the ranks' partial results.
+class RowParallelExperts(_RankExperts):
+    """Computes this rank's neurons of every expert, and sums the ranks' partial results: the down projections are
+    row-parallel.
 
     :param base: has this rank's neurons
     """
@@ -180,10 +185,10 @@ class SharedHead(Linear):
         """
         if self._group.is_on_devices:
             if not self._group.is_in_lockstep:
-                self._group.tell((LOGITS, len(x), str(x.dtype).removeprefix("torch.")))
-                self._group.pass_on(x.contiguous())
+                self._group.send_message((LOGITS, len(x), str(x.dtype).removeprefix("torch.")))
+                self._group.broadcast(x.contiguous())
             return self._group.gather(self._base.forward(x, ctx), self._widths)
-        self._group.tell(logits_message(x))
+        self._group.send_message(logits_message(x))
         own = self._base.forward(x, ctx)
         if (gathered := self._gathered(own)) is not None:
             return gathered
@@ -195,7 +200,7 @@ class SharedHead(Linear):
     def help_on_device(self, num_rows: int, dtype: str, device: torch.device) -> None:
         """Compute this rank's logits of hidden states that rank 0 broadcasts, on a GPU."""
         x = torch.empty(num_rows, self.in_features, dtype=getattr(torch, dtype), device=device)
-        self._group.pass_on(x)
+        self._group.broadcast(x)
         self._group.gather(self._base.forward(x, None), self._widths)
 
     def help(self, x: Tensor) -> None:

@@ -87,10 +87,8 @@ class SpannedDecoderModel:
         """Compute logits like :meth:`DecoderModel.logits`, after the last norm, which :meth:`forward` leaves out."""
         normed, there = self._normed(hidden), self.placement.head
         own = None if adapted is None else adapted.on(there)
-        # Native kernels take float32; a head without one multiplies in the model's dtype.
-        is_native = self._model.head.native_weights is not None
         with working_on(there):
-            return self._model.logits(moved_to(normed if is_native else normed.to(self.dtype), there), own)
+            return self._model.logits(moved_to(normed, there), own)
 
     def _step_on(self, device: torch.device, positions: Tensor, ctx: StepContext) -> _StepThere:
         own, there = ctx.on(device), moved_to(positions, device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from copy import copy
-from itertools import accumulate
 
 import torch
 from attrs import evolve
@@ -17,7 +16,8 @@ from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.logs import get_logger
-from paged_sdk.models.sharded import JoinedLinear, SummedLinear
+from paged_sdk.models.adaptable_shape import outputs_of, rows_of
+from paged_sdk.models.sharded import ColumnParallelLinear, RowParallelLinear
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.shard import SETTING, WHOLE, Shard
 from paged_sdk.quant.adapted import AdaptableLinear, AdaptableShape
@@ -176,19 +176,19 @@ class WeightLoader:
             self._add_adaptable(self._head_shape(names[0], sum(out_features), in_features))
             return linear
         shape = AdaptableShape(
-            _outputs(names, [each.matrix.shape[0] for each in matrices]),
+            outputs_of(names, [each.matrix.shape[0] for each in matrices]),
             linear.in_features,
             self._device,
             whole={} if self.shard.is_whole else {name: (height, in_features) for name, height in wanted},
-            rows={} if own_rows is None else _picked(names, out_features, own_rows),
+            rows={} if own_rows is None else rows_of(names, out_features, own_rows),
             cols=cut,
             has_whole_rows=cut is None,
         )
         self._add_adaptable(shape)
         if self.group is not None and joined is not None:
-            return JoinedLinear(linear, shape.name, self.group, inputs=joined[0], outputs=joined[1])
+            return ColumnParallelLinear(linear, shape.name, self.group, inputs=joined[0], outputs=joined[1])
         if self.group is not None and cut is not None:
-            return SummedLinear(linear, shape.name, self.group)
+            return RowParallelLinear(linear, shape.name, self.group)
         return AdaptableLinear(linear, shape.name)
 
     def _joined(self, height: int, cols: Callable[[Shard], slice]) -> tuple[list[slice], list[slice]] | None:
@@ -366,30 +366,6 @@ class WeightLoader:
     def _report(self, done: int) -> None:
         if self._on_progress is not None:
             self._on_progress(done, self._total)
-
-
-def _outputs(names: Sequence[str], heights: Sequence[int]) -> dict[str, slice]:
-    """Return each matrix's slice of the layer's outputs; a single matrix has all.
-
-    :param heights: number of outputs of each part of the layer
-    """
-    if len(names) == 1:
-        return {names[0]: slice(0, sum(heights))}
-    ends = accumulate(heights)
-    return {name: slice(end - height, end) for name, height, end in zip(names, heights, ends, strict=True)}
-
-
-def _picked(names: Sequence[str], heights: Sequence[int], rows: Sequence[slice]) -> dict[str, Tensor]:
-    """Return the shard's row numbers of each matrix; a single matrix is a concatenation of all parts.
-
-    :param heights: number of rows of each part in the checkpoint
-    :param rows: the shard's rows of each part
-    """
-    picked = [torch.arange(own.start, own.stop) for own in rows]
-    if len(names) > 1:
-        return dict(zip(names, picked, strict=True))
-    ends = accumulate(heights)
-    return {names[0]: torch.cat([each + end - height for each, height, end in zip(picked, heights, ends, strict=True)])}
 
 
 def _can_be_divided(named: NamedMatrix, cols: Callable[[Shard], slice], shard: Shard, size: int) -> bool:

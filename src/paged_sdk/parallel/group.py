@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import marshal
 import os
 import socket
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -22,6 +20,7 @@ from paged_sdk.config.env import nccl_leaves_the_process
 from paged_sdk.errors import EngineDeadError, ModelLoadError
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.ranks import ColumnJoin, SharedSum
+from paged_sdk.parallel.gloo_sockets import gloo_sockets, open_descriptors
 
 __all__ = ["Group", "Message"]
 
@@ -39,7 +38,6 @@ _NARROW: Final = (torch.float32, torch.bfloat16, torch.float16)
 _LOOPBACK: Final = "127.0.0.1"
 # Timeout for connecting: every rank has announced by now that it is about to connect.
 _JOIN: Final = timedelta(seconds=60)
-_DESCRIPTORS: Final = "/proc/self/fd"
 
 
 class Group:
@@ -75,7 +73,7 @@ class Group:
         :param device: the device that this rank computes on
         """
         gloo: Any = dist.ProcessGroupGloo  # torch's stub lacks most of its members
-        before = _descriptors()
+        before = open_descriptors()
         options = gloo._Options()
         options._timeout = _JOIN
         options._devices = [gloo.create_device(hostname=address or _LOOPBACK)]
@@ -85,7 +83,7 @@ class Group:
             raise self._explain(error) from error
         self._ranks.set_timeout(_FOREVER)
         if address is not None:
-            self._connections = _connections(store, _descriptors() - before, rank=self.rank, size=self.size)
+            self._connections = gloo_sockets(store, open_descriptors() - before, rank=self.rank, size=self.size)
         self.smallest(0)  # a barrier: other ranks may still be reading from the store
         if device.type != "cpu":
             self._devices = _connect_devices(PrefixStore("devices", store), rank=self.rank, size=self.size)
@@ -119,7 +117,7 @@ class Group:
         """
         self.shared = SharedSum(library, file, rank=self.rank, size=self.size)
 
-    def talk_through(self, pipes: Sequence[int]) -> None:
+    def use_pipes(self, pipes: Sequence[int]) -> None:
         """Send messages through pipes from now on: a pipe wakes one thread per side for a message, gloo two.
 
         :param pipes: on rank 0, one pipe to each other rank; elsewhere the one pipe from rank 0
@@ -215,7 +213,7 @@ class Group:
         parts = found.view(self.size, num_rows, widest)
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], -1)
 
-    def pass_on(self, tensor: Tensor) -> Tensor:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """Broadcast rank 0's values into a contiguous tensor."""
         self._wait(lambda ranks: ranks.broadcast(tensor, 0), tensor)
         return tensor
@@ -234,7 +232,7 @@ class Group:
         content = text.encode("utf-8", "replace")[:_FRAME]
         frame = torch.zeros(_FRAME, dtype=torch.uint8)
         frame[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else frame[:0]
-        self._pass_on(frame, rank)
+        self._broadcast(frame, rank)
         if error is not None:
             return error
         said = frame.numpy().tobytes().rstrip(b"\0").decode("utf-8", "replace")
@@ -249,7 +247,7 @@ class Group:
         self._wait(lambda ranks: ranks.recv([tensor], rank, 0))
         return tensor
 
-    def tell(self, message: Message) -> None:
+    def send_message(self, message: Message) -> None:
         """Send a message from rank 0 to all others."""
         content = marshal.dumps(message)
         if self._pipes:
@@ -262,22 +260,22 @@ class Group:
         room = _FRAME - _LENGTH_BYTES
         if len(data) <= room:
             frame[_LENGTH_BYTES : _LENGTH_BYTES + len(data)] = data
-        self._pass_on(self._frame)
+        self._broadcast(self._frame)
         if len(data) > room:
-            self._pass_on(torch.from_numpy(data.copy()))
+            self._broadcast(torch.from_numpy(data.copy()))
 
-    def hear(self) -> Message:
+    def receive_message(self) -> Message:
         """Wait for the next message from rank 0."""
         if self._pipes:
             (pipe,) = self._pipes
             return _message(self._read(pipe, int.from_bytes(self._read(pipe, _LENGTH_BYTES), "little")))
-        self._pass_on(self._frame)
+        self._broadcast(self._frame)
         frame = self._frame.numpy()
         length = int(frame[:_LENGTH_BYTES].view(np.int64)[0])
         if length <= _FRAME - _LENGTH_BYTES:
             return _message(frame[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes())
         rest = torch.empty(length, dtype=torch.uint8)
-        self._pass_on(rest)
+        self._broadcast(rest)
         return _message(rest.numpy().tobytes())
 
     def _write(self, pipe: int, content: bytes) -> None:
@@ -298,7 +296,7 @@ class Group:
             size -= len(part)
         return b"".join(parts)
 
-    def _pass_on(self, tensor: Tensor, rank: int = 0) -> None:
+    def _broadcast(self, tensor: Tensor, rank: int = 0) -> None:
         self._wait(lambda ranks: ranks.broadcast(tensor, rank))
 
     def _wait(self, start: Callable[[Any], Any], on: Tensor | None = None) -> None:
@@ -307,7 +305,7 @@ class Group:
         :param on: a tensor whose device selects gloo or NCCL; None: gloo
         """
         ranks = self._ranks if on is None or on.device.type == "cpu" else self._devices
-        assert ranks is not None, "the group was left, or nobody has joined it"
+        assert ranks is not None, "the ranks are not connected: join() was not called, or leave() was"
         try:
             start(ranks).wait()
         except RuntimeError as error:
@@ -326,48 +324,6 @@ def _connect_devices(store: Store, *, rank: int, size: int) -> Any:
     nccl: Any = dist.ProcessGroupNCCL
     with nccl_leaves_the_process():
         return nccl(store, rank, size, nccl.Options())
-
-
-def _descriptors() -> set[str]:
-    """Return the numbers of this process's open file descriptors; empty on systems that do not list them."""
-    return set(os.listdir(_DESCRIPTORS)) if sys.platform == "linux" else set()
-
-
-def _connections(store: Store, descriptors: Collection[str], *, rank: int, size: int) -> list[socket.socket]:
-    """Return duplicates of gloo's sockets, to shut them down: gloo has no abort and stops waiting only on a broken one.
-
-    :param store: the store in which ranks publish the ports that they listen on
-    :param descriptors: descriptors opened meanwhile, by gloo and perhaps by other threads
-    """
-    found = [copy for each in descriptors if (copy := _socket(int(each))) is not None]
-    listening = {copy for copy in found if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)}
-    store.set(f"ports/{rank}", json.dumps([copy.getsockname()[:2] for copy in listening]))
-    ports = [tuple(place) for each in range(size) for place in json.loads(store.get(f"ports/{each}"))]
-    own = []
-    for copy in found:
-        with suppress(OSError):  # not connected
-            if copy not in listening and (copy.getsockname()[:2] in ports or copy.getpeername()[:2] in ports):
-                own.append(copy)
-                continue
-        copy.close()
-    return own
-
-
-def _socket(descriptor: int) -> socket.socket | None:
-    """Return a duplicate of a TCP socket; None if the descriptor is anything else."""
-    try:
-        copy = os.dup(descriptor)
-    except OSError:  # closed meanwhile
-        return None
-    try:
-        made = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        return None
-    if made.family in (socket.AF_INET, socket.AF_INET6) and made.type == socket.SOCK_STREAM:
-        return made
-    made.close()
-    return None
 
 
 def _message(content: bytes) -> Message:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 import torch
+from attrs import fields
 from torch import Tensor
 
 from paged_sdk.kernels.step import InsertedRows
@@ -44,6 +46,10 @@ DRAWN: Final = "drawn"
 FOUND: Final = "found"
 """The sequence ids of the tokens in that buffer."""
 
+_OTHERS: Final = tuple(each.name for each in fields(StepRow) if each.name not in ("token_ids", "kv_ids", "media"))
+"""The fields of a row that are sent as they are."""
+_others: Final = attrgetter(*_OTHERS)
+
 
 class StepWriter:
     """Writes steps as messages. A prompt's image spans are sent once, with the first step of its sequence."""
@@ -59,20 +65,7 @@ class StepWriter:
         rows = []
         media = []
         for row in step.rows:
-            rows.append(
-                (
-                    row.seq_id,
-                    row.start,
-                    list(row.token_ids),
-                    list(row.kv_ids),
-                    row.num_prompt_tokens,
-                    row.kv_version,
-                    row.num_logits,
-                    row.is_long,
-                    row.adapter,
-                    row.adapter_start,
-                )
-            )
+            rows.append((list(row.token_ids), list(row.kv_ids), *_others(row)))
             if row.media is not None and row.seq_id not in self._told:
                 self._told.add(row.seq_id)
                 media.append((row.seq_id, _written_media(row.media)))
@@ -91,7 +84,15 @@ class StepReader:
         """Return the step of a message, and the image vectors that replace token embeddings."""
         _, rows, copies, released, finished, media, vectors = message
         self._media |= {seq_id: _read_media(*written) for seq_id, written in media}
-        step = Step(rows=[StepRow(*row) for row in rows], copies=copies, released=released, finished_seq_ids=finished)
+        step = Step(
+            rows=[
+                StepRow(token_ids=token_ids, kv_ids=kv_ids, **dict(zip(_OTHERS, others, strict=True)))
+                for token_ids, kv_ids, *others in rows
+            ],
+            copies=copies,
+            released=released,
+            finished_seq_ids=finished,
+        )
         for row in step.rows:
             row.media = self._media.get(row.seq_id)
         for seq_id in finished:
@@ -100,7 +101,7 @@ class StepReader:
 
 
 def _written_media(media: PromptMedia) -> tuple[Any, ...]:
-    spans = [(span.first_token, span.num_tokens, span.places.tobytes(), span.is_whole) for span in media.spans]
+    spans = [(span.first_token, span.num_tokens, span.places.tobytes(), span.is_bidirectional) for span in media.spans]
     return spans, None if media.positions is None else media.positions.tobytes()
 
 
@@ -113,9 +114,9 @@ def _read_media(spans: Iterable[tuple[int, int, bytes, bool]], positions: bytes 
                 places=np.frombuffer(places, np.int64),
                 digest=b"",
                 inputs={},
-                is_whole=is_whole,
+                is_bidirectional=is_bidirectional,
             )
-            for first_token, num_tokens, places, is_whole in spans
+            for first_token, num_tokens, places, is_bidirectional in spans
         ),
         positions=None if positions is None else np.frombuffer(positions, np.int64).reshape(3, -1),
     )

@@ -50,7 +50,7 @@ def follow(
     steps = StepReader()
     with torch.inference_mode():
         while True:
-            message = group.hear()
+            message = group.receive_message()
             match message[0]:
                 case kind if kind == STEP:
                     step, inserted = steps.read(message)
@@ -74,7 +74,7 @@ def follow(
                     way = Way.MIXED if Way(message[1]) is Way.MIXED else Way.RECORDED
                 case kind if kind == DRAWN:
                     assert path is not None
-                    group.pass_on(path.overlap.tokens[: message[1]])
+                    group.broadcast(path.overlap.tokens[: message[1]])
                 case kind if kind == FOUND:
                     assert path is not None
                     path.overlap.found(message[1])

@@ -187,7 +187,7 @@ class ImageQueue(Generic[_T]):
                 self._changed.wait()
             return None
 
-    def go_on(self) -> None:
+    def wait_for_turn(self) -> None:
         """Wait until the encoder may compute its next part.
 
         :raises AbandonedError: no sequence needs the image any more

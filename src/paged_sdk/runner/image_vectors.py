@@ -105,7 +105,7 @@ def _run(encoder: ImageEncoder, queue: ImageQueue[EncodedImage], on_start: Calla
             queue.done(error=failure)
             continue
         try:
-            queue.done(_encoded(encoder, span, queue.go_on))
+            queue.done(_encoded(encoder, span, queue.wait_for_turn))
         except AbandonedError:
             queue.done()
         except BaseException as error:  # any error of the encoder ends only the requests of this image
@@ -114,9 +114,9 @@ def _run(encoder: ImageEncoder, queue: ImageQueue[EncodedImage], on_start: Calla
             queue.done(error=error)
 
 
-def _encoded(encoder: ImageEncoder, span: ImageSpan, go_on: Callable[[], None]) -> EncodedImage:
+def _encoded(encoder: ImageEncoder, span: ImageSpan, before_layer: Callable[[], None]) -> EncodedImage:
     with torch.inference_mode():
-        made = encoder.encode(span.inputs, go_on)
+        made = encoder.encode(span.inputs, before_layer)
     if len(made.vectors) != len(span.places):
         raise ValueError(f"{len(made.vectors)} vectors for an image of {len(span.places)} tokens")
     return made

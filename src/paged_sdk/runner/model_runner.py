@@ -44,7 +44,7 @@ class Requantized:
 class Requantizer(Protocol):
     """Quantizes a model's weights to another type."""
 
-    def __call__(self, isq: IsqType, go_on: Callable[[], None]) -> Requantized:
+    def __call__(self, isq: IsqType, check_cancelled: Callable[[], None]) -> Requantized:
         """Requantize the weights; the caller must hold no other reference to them. See
         :meth:`paged_sdk.runner.output.Runner.requantize`.
 
@@ -103,7 +103,7 @@ class ModelRunner:
         with torch.inference_mode():
             return self._step_runner.submit(output)
 
-    def requantize(self, isq: IsqType, go_on: Callable[[], None]) -> None:
+    def requantize(self, isq: IsqType, check_cancelled: Callable[[], None]) -> None:
         """Implement :meth:`paged_sdk.runner.output.Runner.requantize`."""
         if self._step_runner is None or self._requantizer is None:
             raise ModelClosedError("the runner is closed")
@@ -114,7 +114,7 @@ class ModelRunner:
         # the new pool, and the memory of recorded steps would stay cached and unused.
         return_cached_memory()
         try:
-            made = self._requantizer(isq, go_on)
+            made = self._requantizer(isq, check_cancelled)
         except Exception as error:
             _close(images, others, adapters)
             if isinstance(error, ModelClosedError):

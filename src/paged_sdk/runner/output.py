@@ -119,10 +119,10 @@ class Runner(Protocol):
         """
         ...
 
-    def requantize(self, isq: IsqType, go_on: Callable[[], None]) -> None:
+    def requantize(self, isq: IsqType, check_cancelled: Callable[[], None]) -> None:
         """Quantize the weights to another type, and drop all KV. No step may be in flight.
 
-        :param go_on: called regularly; an exception that it raises stops the work
+        :param check_cancelled: called regularly; an exception that it raises stops the work
         :raises EngineDeadError: requantizing failed, and the old weights could not be restored
         :raises ModelLoadError: requantizing failed; the old weights are in use again
         """

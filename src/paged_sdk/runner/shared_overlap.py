@@ -27,13 +27,13 @@ class SharedOverlap(OverlapTokens):
         """Replace the tokens; see :meth:`OverlapTokens.put`."""
         own = self.tokens[: len(seq_ids)]
         torch.clamp(tokens, min=0, out=own)
-        self._group.tell((DRAWN, len(seq_ids)))
-        self._group.pass_on(own)
+        self._group.send_message((DRAWN, len(seq_ids)))
+        self._group.broadcast(own)
         self.found(seq_ids)
 
     def found(self, seq_ids: list[int]) -> None:
         """Set the sequences of the tokens; see :meth:`OverlapTokens.found`."""
         super().found(seq_ids)
         if seq_ids != self._told:
-            self._group.tell((FOUND, list(seq_ids)))
+            self._group.send_message((FOUND, list(seq_ids)))
             self._told = list(seq_ids)

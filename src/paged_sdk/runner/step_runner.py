@@ -55,13 +55,13 @@ class StepRunner:
     images: ImageVectors | None
     others: OtherRanks | None
     reader: PromptReader = field(factory=PromptReader)
-    tells_parts: bool = field(init=False)
+    takes_token_types: bool = field(init=False)
 
-    @tells_parts.default
+    @takes_token_types.default
     def _ask_model(self) -> bool:
         # Asked once, so that steps of other models do not search their rows for pairs.
         head = self.model.rank_head if isinstance(self.model, RankingModel) else None
-        return head is not None and head.tells_parts
+        return head is not None and head.takes_token_types
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Implement :meth:`~paged_sdk.runner.model_runner.ModelRunner.submit`."""
@@ -182,7 +182,7 @@ class StepRunner:
             is_long=batch.is_long,
             adapted=adapted,
             inserted=inserted,
-            parts=token_parts(rows, self.model.device) if self.tells_parts else None,
+            parts=token_parts(rows, self.model.device) if self.takes_token_types else None,
         )
         hidden = self.model.forward(batch.token_ids, batch.positions, context)
         return StepStates(model=self.model, hidden=hidden, first_tokens=batch.first_tokens, adapted=adapted), None

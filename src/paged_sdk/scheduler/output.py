@@ -110,18 +110,18 @@ class SchedulerOutput:
                 num_logits = len(token_ids)
             rows.append(
                 StepRow(
-                    sequence.seq_id,
-                    row.start,
-                    token_ids,
-                    row.kv_ids,
-                    sequence.num_prompt_tokens,
-                    sequence.table.version,
-                    num_logits,
-                    sequence.is_long,
-                    None if sequence.request.adapter is None else sequence.request.adapter.number,
-                    sequence.request.adapter_start,
-                    sequence.request.media,
-                    second_part,
+                    seq_id=sequence.seq_id,
+                    start=row.start,
+                    token_ids=token_ids,
+                    kv_ids=row.kv_ids,
+                    num_prompt_tokens=sequence.num_prompt_tokens,
+                    kv_version=sequence.table.version,
+                    num_logits=num_logits,
+                    is_long=sequence.is_long,
+                    adapter=None if sequence.request.adapter is None else sequence.request.adapter.number,
+                    adapter_start=sequence.request.adapter_start,
+                    media=sequence.request.media,
+                    second_part=second_part,
                 )
             )
         copies = [(copy.src, copy.dst, copy.num_tokens) for copy in self.copies]

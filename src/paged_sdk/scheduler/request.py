@@ -45,7 +45,7 @@ class Request:
     :ivar cache_keys: everything beside the tokens that the request's KV depends on
     :ivar block_hashes: hashes of the prompt's first full blocks, as far as they were computed; the engine computes the
         rest
-    :ivar is_whole: whether attention is bidirectional, so that all tokens have to be computed in one step
+    :ivar is_bidirectional: whether attention is bidirectional, so that all tokens have to be computed in one step
     :ivar reading: what to compute from the prompt instead of generating, such as an embedding; None: generate
     """
 
@@ -67,7 +67,7 @@ class Request:
     media: PromptMedia | None = None
     cache_keys: tuple[CacheKey, ...] = ()
     block_hashes: Sequence[bytes] = ()
-    is_whole: bool = False
+    is_bidirectional: bool = False
     reading: Reading | None = None
     options: RequestOptions = field(factory=RequestOptions)
 

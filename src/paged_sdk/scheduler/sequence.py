@@ -130,7 +130,7 @@ class Sequence:
         """Return the end of a chunk that is planned to end at ``end``: moved behind an image or a bidirectional prompt,
         whose tokens have to be computed together, even if that exceeds the budget.
         """
-        if self.request.is_whole:
+        if self.request.is_bidirectional:
             return len(self.token_ids)
         media = self.request.media
         return end if media is None else media.chunk_end_after(end)
@@ -139,7 +139,7 @@ class Sequence:
         """Return the end of a chunk that has memory up to ``end``: moved before an image or bidirectional prompt that
         does not fit.
         """
-        if self.request.is_whole:
+        if self.request.is_bidirectional:
             return end if end == len(self.token_ids) else 0
         media = self.request.media
         return end if media is None else media.chunk_end_before(end)

@@ -28,11 +28,12 @@ class RecentTexts:
 
     def __init__(self) -> None:
         self._of: OrderedDict[tuple[CacheKey, ...], TokenIndex] = OrderedDict()
+        self._num_tokens = 0
 
     @property
     def num_tokens(self) -> int:
         """Return the number of tokens kept."""
-        return sum(len(index.token_ids) for index in self._of.values())
+        return self._num_tokens
 
     def of(self, keys: tuple[CacheKey, ...]) -> TokenIndex | None:
         """Return the outputs of requests with these keys. The index may grow, and :meth:`add` may replace it."""
@@ -44,14 +45,17 @@ class RecentTexts:
         if not text:
             return
         index = self._of.get(keys)
+        num_before = 0 if index is None else len(index.token_ids)
         if index is None:
             self._of[keys] = TokenIndex(text)
-        elif len(index.token_ids) + len(text) > MOST_OF_ONE:
+        elif num_before + len(text) > MOST_OF_ONE:
             # Followers of the old index keep it until their sequences end.
             self._of[keys] = TokenIndex(index.token_ids[-MOST_OF_ONE // 2 :] + text)
         else:
             index.token_ids.extend(text)
             index.grow()
         self._of.move_to_end(keys)
-        while self.num_tokens > MOST:
-            self._of.popitem(last=False)
+        self._num_tokens += len(self._of[keys].token_ids) - num_before
+        while self._num_tokens > MOST:
+            _, oldest = self._of.popitem(last=False)
+            self._num_tokens -= len(oldest.token_ids)

@@ -112,7 +112,7 @@ class FakeRunner:
             return FinishedStep(result, overlaps=True, withheld_rows=on_host)
         return FinishedStep(result, overlaps=len(on_host) < len(output.scheduled), early_rows=on_host)
 
-    def requantize(self, isq: IsqType, go_on: Callable[[], None]) -> None:
+    def requantize(self, isq: IsqType, check_cancelled: Callable[[], None]) -> None:
         """Do nothing: there are no weights."""
 
     def hurry(self) -> None:

@@ -23,8 +23,8 @@ class ImageSpan:
     :ivar places: ``[n]`` int64, ascending: the positions in the prompt of the tokens that the encoder's vectors replace
     :ivar digest: a hash that identifies the image
     :ivar inputs: the encoder's inputs, by name
-    :ivar is_whole: whether the tokens attend to one another in both directions, so that all have to be computed in one
-        step
+    :ivar is_bidirectional: whether the tokens attend to one another in both directions, so that all have to be computed
+        in one step
     """
 
     first_token: int
@@ -32,7 +32,7 @@ class ImageSpan:
     places: npt.NDArray[np.int64]
     digest: bytes
     inputs: Mapping[str, npt.NDArray[np.generic]]
-    is_whole: bool = False
+    is_bidirectional: bool = False
 
     @property
     def end(self) -> int:
@@ -59,14 +59,14 @@ class PromptMedia:
     def chunk_end_after(self, end: int) -> int:
         """Return the first position from ``end`` on at which a step may end: not within a bidirectional image."""
         for span in self.spans:
-            if span.is_whole and span.places[0] < end <= span.places[-1]:
+            if span.is_bidirectional and span.places[0] < end <= span.places[-1]:
                 return int(span.places[-1]) + 1
         return end
 
     def chunk_end_before(self, end: int) -> int:
         """Return the last position up to ``end`` at which a step may end: not within a bidirectional image."""
         for span in self.spans:
-            if span.is_whole and span.places[0] < end <= span.places[-1]:
+            if span.is_bidirectional and span.places[0] < end <= span.places[-1]:
                 return int(span.places[0])
         return end
 
@@ -74,7 +74,7 @@ class PromptMedia:
         """Return start and end of the bidirectional images with tokens from ``start`` to ``end``, neither of which is
         within such an image.
         """
-        spans = [(int(span.places[0]), int(span.places[-1]) + 1) for span in self.spans if span.is_whole]
+        spans = [(int(span.places[0]), int(span.places[-1]) + 1) for span in self.spans if span.is_bidirectional]
         return [(first, last) for first, last in spans if first < end and start < last]
 
     def blocks_at(self, start: int, end: int, first: int) -> npt.NDArray[np.int64] | None:
@@ -86,7 +86,7 @@ class PromptMedia:
         blocks = np.full(end - first, -1, np.int64)
         is_there = False
         for number, span in enumerate(self.spans):
-            if span.is_whole:
+            if span.is_bidirectional:
                 blocks[max(int(span.places[0]) - first, 0) : max(int(span.places[-1]) + 1 - first, 0)] = number
                 is_there = is_there or (span.places[0] < end and start <= span.places[-1])
         return blocks if is_there else None

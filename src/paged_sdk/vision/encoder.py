@@ -64,27 +64,27 @@ class ImageEncoder:
         self._products = products
         self._dtype = dtype
         self._device = device
-        self._go_on: Callable[[], None] = lambda: None
+        self._before_layer: Callable[[], None] = lambda: None
         streams: Any = torch.cuda  # streams have no annotations
         self._stream = streams.Stream(device) if device.type == "cuda" else None
         for layers in model.modules():
             for layer in layers if isinstance(layers, nn.ModuleList) else ():
                 if layer in others:
                     continue
-                layer.register_forward_pre_hook(lambda module, given: self._go_on())
+                layer.register_forward_pre_hook(lambda module, given: self._before_layer())
 
     @property
     def model(self) -> Any:
         """Return transformers' model."""
         return self._model
 
-    def encode(self, inputs: Inputs, go_on: Callable[[], None]) -> EncodedImage:
+    def encode(self, inputs: Inputs, before_layer: Callable[[], None]) -> EncodedImage:
         """Return the vectors of one image, in memory of the current stream, and wait for them. Not reentrant.
 
         :param inputs: the encoder's inputs, as in :class:`~paged_sdk.types.media.ImageSpan`
-        :param go_on: called before each of the encoder's layers; an exception from it ends the computation
+        :param before_layer: called before each of the encoder's layers; an exception from it ends the computation
         """
-        self._go_on = go_on
+        self._before_layer = before_layer
         if self._stream is None:
             return self._encode(inputs)
         with torch.cuda.stream(self._stream):  # concurrently with the kernels of a step
@@ -157,8 +157,8 @@ def load_encoder(
     inner = inner.eval().to(device).requires_grad_(False)
     names = {tensor.data_ptr(): name for name, tensor in tensors.items()} if device.type == "cpu" else {}
     tensors.clear()  # so that each matrix is freed once it is packed
-    linears = take_matrices(inner, policy, names, dtype=dtype, device=device)
-    return ImageEncoder(inner, OwnProducts(linears, policy.workspace), dtype=dtype, device=device)
+    layers = take_matrices(inner, policy, names, dtype=dtype, device=device)
+    return ImageEncoder(inner, OwnProducts(layers, policy.workspace), dtype=dtype, device=device)
 
 
 def config_of_model(path: Path, config: Mapping[str, Any]) -> Any:

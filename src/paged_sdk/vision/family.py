@@ -69,7 +69,7 @@ class VisionFamily:
         replaced
     :ivar around: text before and after an image, which is tokenized together with the neighbouring text
     :ivar has_grid: whether an image's tokens have rotary positions in height and width
-    :ivar is_whole: whether the tokens of an image attend to one another in both directions
+    :ivar is_bidirectional: whether the tokens of an image attend to one another in both directions
     """
 
     expand: Callable[[ProcessedImage], str]
@@ -79,7 +79,7 @@ class VisionFamily:
     placeholder: str | None = None
     around: str = ""
     has_grid: bool = False
-    is_whole: bool = False
+    is_bidirectional: bool = False
 
 
 def vision_families() -> dict[str, VisionFamily]:

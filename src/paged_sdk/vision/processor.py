@@ -19,7 +19,7 @@ from paged_sdk.system.files import is_file, read_json_if_there
 from paged_sdk.types.image import Image
 from paged_sdk.types.media import ImageSpan, PromptMedia
 from paged_sdk.vision.family import Inputs, ProcessedImage, VisionFamily
-from paged_sdk.vision.pictures import decode
+from paged_sdk.vision.image_decoding import decode
 from paged_sdk.vision.positions import grid_positions
 
 __all__ = ["ImagePrompts", "ImageTokenizer", "load_image_processor", "make_image_processor"]
@@ -142,7 +142,7 @@ class ImagePrompts:
                     places=own.places + len(expanded),
                     digest=image.digest,
                     inputs=own.inputs,
-                    is_whole=self._family.is_whole,
+                    is_bidirectional=self._family.is_bidirectional,
                 )
             )
             expanded += own.token_ids

@@ -153,7 +153,7 @@ class Worker:
 
     async def requantize(self, isq: IsqType) -> None:
         """Requantize the weights, see :meth:`paged_sdk.Model.re_isq_model`."""
-        await self.call_alone(lambda engine, go_on: engine.requantize(isq, go_on))
+        await self.call_alone(lambda engine, check_cancelled: engine.requantize(isq, check_cancelled))
 
     async def call(self, function: Callable[[Engine], _T]) -> _T:
         """Run ``function`` on the engine between two steps and return its result."""
@@ -297,7 +297,7 @@ class Worker:
             command, self._alone = self._alone, None
             self._in_hand = command
             if command.future.set_running_or_notify_cancel():
-                self._run_for(command.future, partial(command.function, self._engine, self._go_on))
+                self._run_for(command.future, partial(command.function, self._engine, self._check_cancelled))
             del command  # an error's traceback leads to this frame, and the command's future holds the error
             while self._held and self._alone is None:
                 self._in_hand = held = self._held.popleft()
@@ -305,7 +305,7 @@ class Worker:
                 del held
             self._in_hand = None
 
-    def _go_on(self) -> None:
+    def _check_cancelled(self) -> None:
         if self._closing is not None and not self._closing.drain:
             raise closed_model()
 

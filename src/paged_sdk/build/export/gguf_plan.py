@@ -29,8 +29,8 @@ from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectu
 from paged_sdk.kernels.quantized.gguf_blocks import block_format, tensor_type_of
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
+from paged_sdk.models.checkpoint_layout import read_shape
 from paged_sdk.models.family import has_head, read_config
-from paged_sdk.models.loading import read_shape
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint, refuse_other_files
 from paged_sdk.weights.gguf.config import must_be_model
 from paged_sdk.weights.gguf.export import GgufMatrix, config_metadata, gguf_tensors, global_rope

@@ -19,8 +19,8 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError, shown
 from paged_sdk.kernels.quantized.gguf_blocks import block_format, tensor_type_of
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
+from paged_sdk.models.checkpoint_layout import names_in, stored_table
 from paged_sdk.models.family import find_family, read_config
-from paged_sdk.models.loading import names_in, stored_table
 from paged_sdk.vision.encoder import config_of_model
 from paged_sdk.vision.family import find_vision_family
 from paged_sdk.vision.processor import load_image_processor, make_image_processor

@@ -78,11 +78,11 @@ class ChildRanks:
     def __init__(self, loading: Loading, placements: Sequence[RankPlacement]) -> None:
         size, device = len(placements), loading.device
         self.group: Group = Group(0, size, self._explain)
-        self._meeting = _meeting()
+        self._rendezvous = _rendezvous()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._owner = Owner()
         self._said = [b""] * size
-        self._finalizer = weakref.finalize(self, _end, self._processes, self._meeting, self._owner, seconds=0.0)
+        self._finalizer = weakref.finalize(self, _end, self._processes, self._rendezvous, self._owner, seconds=0.0)
         self._watcher: threading.Thread | None = None
         given = evolve(loading.settings, logging=False, throughput_logging=False)
         library = load()
@@ -99,7 +99,7 @@ class ChildRanks:
                     environment=loading.environment,
                     rank=rank,
                     size=size,
-                    rendezvous=Path(self._meeting.name),
+                    rendezvous=Path(self._rendezvous.name),
                     shared=shared,
                 )
                 self._processes.append(_start(pickle.dumps(assignment), () if shared is None else (shared,), device))
@@ -117,18 +117,18 @@ class ChildRanks:
         """
         self._hear(0.0)
 
-    def join(self, go_on: Callable[[], None]) -> None:
+    def join(self, check_cancelled: Callable[[], None]) -> None:
         """Wait until all ranks have loaded their shards, and connect to them.
 
-        :param go_on: called regularly; an exception that it raises ends the wait
+        :param check_cancelled: called regularly; an exception that it raises ends the wait
         :raises ModelLoadError: a rank has ended
         """
         while self._loading:
             self._hear(_POLL_SECONDS)
-            go_on()
-        self.group.join(FileStore(str(Path(self._meeting.name) / "ranks"), self.group.size), device=self._device)
-        self._meeting.cleanup()
-        self.group.talk_through([process.stdin.fileno() for process in self._processes if process.stdin is not None])
+            check_cancelled()
+        self.group.join(FileStore(str(Path(self._rendezvous.name) / "ranks"), self.group.size), device=self._device)
+        self._rendezvous.cleanup()
+        self.group.use_pipes([process.stdin.fileno() for process in self._processes if process.stdin is not None])
         self._watcher = threading.Thread(target=self._watch, name="paged-sdk ranks", daemon=True)
         with thread_must_start("to watch over the other ranks in"):
             self._watcher.start()
@@ -140,7 +140,7 @@ class ChildRanks:
         :param error: not used: the processes need not know it
         """
         if self._finalizer.detach() is not None:
-            _end(self._processes, self._meeting, self._owner, seconds=seconds, watcher=self._watcher)
+            _end(self._processes, self._rendezvous, self._owner, seconds=seconds, watcher=self._watcher)
 
     @property
     def _loading(self) -> list[int]:
@@ -209,7 +209,7 @@ class ChildRanks:
         return f"rank {rank} of {self.group.size} has ended: {how}" + (f": {text}" if text else "")
 
 
-def _meeting() -> TemporaryDirectory[str]:
+def _rendezvous() -> TemporaryDirectory[str]:
     """Make a temporary directory for the ranks' rendezvous.
 
     :raises EngineError: it cannot be made, for example in a container with a read-only file system
@@ -241,7 +241,7 @@ def _start(assignment: bytes, files: Sequence[int], device: torch.device) -> sub
 
 def _end(
     processes: Sequence[subprocess.Popen[bytes]],
-    meeting: TemporaryDirectory[str],
+    rendezvous: TemporaryDirectory[str],
     owner: Owner,
     *,
     seconds: float,
@@ -266,4 +266,4 @@ def _end(
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
-    meeting.cleanup()
+    rendezvous.cleanup()

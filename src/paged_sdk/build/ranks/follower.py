@@ -34,8 +34,8 @@ def main() -> NoReturn:
         size = int.from_bytes(_read(0, 8), "big")
         assignment: Assignment = pickle.loads(_read(0, size))
         # Rank 0 owns the directory, but may be killed before it removes it.
-        leave_no_meeting = partial(shutil.rmtree, assignment.rendezvous, ignore_errors=True)
-        end_with_parent(GROUP_LOST, pipe=0, tidy_up=leave_no_meeting)
+        remove_rendezvous = partial(shutil.rmtree, assignment.rendezvous, ignore_errors=True)
+        end_with_parent(GROUP_LOST, pipe=0, tidy_up=remove_rendezvous)
         _follow(assignment, answers)
         status = 0
     except EngineDeadError:
@@ -78,5 +78,5 @@ def _follow(assignment: Assignment, answers: BinaryIO) -> None:
     part = ModelPart.load(loading, group)
     answers.write(READY)
     group.join(FileStore(str(assignment.rendezvous / "ranks"), assignment.size), device=device)
-    group.talk_through([0])
+    group.use_pipes([0])
     part.follow(group)

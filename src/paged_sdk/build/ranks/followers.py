@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -10,14 +9,13 @@ from paged_sdk.errors import EngineError
 from paged_sdk.kernels.step import InsertedRows
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.messages import END, WAY, StepWriter
+from paged_sdk.parallel.rendezvous import CheckCancelled
 from paged_sdk.system.owner import Owner
 from paged_sdk.types.step import Step
 
 __all__ = ["Followers", "Ranks"]
 
 _END_SECONDS: Final = 5.0
-
-GoOn = Callable[[], None]
 
 
 class Ranks(Protocol):
@@ -35,10 +33,10 @@ class Ranks(Protocol):
         """
         ...
 
-    def join(self, go_on: GoOn) -> None:
+    def join(self, check_cancelled: CheckCancelled) -> None:
         """Wait until all ranks have loaded their shards, and connect to them.
 
-        :param go_on: called regularly; an exception that it raises ends the wait
+        :param check_cancelled: called regularly; an exception that it raises ends the wait
         :raises ModelLoadError: a rank has failed to load its shard
         """
         ...
@@ -67,7 +65,7 @@ class Followers:
         self._owner = Owner()
         self._is_open = True
 
-    def watched(self, go_on: GoOn) -> GoOn:
+    def watched(self, check_cancelled: CheckCancelled) -> CheckCancelled:
         """Return a callback for loading and set-up on this rank that also checks the other ranks: it raises a
         ModelLoadError if a rank fails while loading, and an EngineDeadError if one ends after the ranks are connected.
         """
@@ -77,17 +75,17 @@ class Followers:
                 self.group.check()
             else:
                 self._ranks.check()
-            go_on()
+            check_cancelled()
 
         return going_on
 
-    def join(self, go_on: GoOn) -> None:
+    def join(self, check_cancelled: CheckCancelled) -> None:
         """Wait until all ranks have loaded their shards, and connect to them.
 
-        :param go_on: called regularly; an exception that it raises ends the wait
+        :param check_cancelled: called regularly; an exception that it raises ends the wait
         :raises ModelLoadError: a rank has failed to load its shard
         """
-        self._ranks.join(go_on)
+        self._ranks.join(check_cancelled)
 
     def run(self, step: Step, inserted: InsertedRows | None) -> None:
         """Start a step on the other ranks; this process must compute it too.
@@ -95,11 +93,11 @@ class Followers:
         :param inserted: vectors that replace embeddings of the step's tokens
         :raises EngineDeadError: another rank has ended
         """
-        self.group.tell(self._writer.message(step, inserted))
+        self.group.send_message(self._writer.message(step, inserted))
 
     def choose(self, way: str) -> None:
         """Make the other ranks run the next step in this way instead of eagerly."""
-        self.group.tell((WAY, way))
+        self.group.send_message((WAY, way))
 
     def check(self) -> None:
         """Check that no rank has ended, so that the results computed since are complete.
@@ -119,7 +117,7 @@ class Followers:
         seconds = 0.0
         if error is None and self.group.is_joined:
             with suppress(EngineError):
-                self.group.tell((END,))
+                self.group.send_message((END,))
                 seconds = _END_SECONDS
         self._ranks.end(seconds, error)
         self.group.end()

@@ -18,7 +18,7 @@ from paged_sdk.build.ranks.part import ModelPart
 from paged_sdk.kernels.native.library import load
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
-from paged_sdk.parallel.meeting import Meeting
+from paged_sdk.parallel.rendezvous import CheckCancelled, Rendezvous
 from paged_sdk.system.threads import thread_must_start
 from paged_sdk.weights.checkpoint import file_stamps
 
@@ -42,39 +42,37 @@ _SHARED: Final = (
 )
 _SHARED_VARIABLES: Final = ("paged_attn", "paged_meta", "prefix_cache_n", "isq")
 
-GoOn = Callable[[], None]
-
 
 class LaunchedRanks:
     """Implements :class:`~paged_sdk.build.ranks.followers.Ranks` for ranks that were launched separately.
 
-    :param meeting: the rendezvous of all ranks
+    :param rendezvous: connects all ranks
     :param loading: what this rank loads
     :raises ConfigError: another rank has other settings
     :raises ModelLoadError: another rank has ended
     :ivar group: all ranks; this process is rank 0
     """
 
-    def __init__(self, meeting: Meeting, loading: Loading) -> None:
-        self._meeting = meeting
+    def __init__(self, rendezvous: Rendezvous, loading: Loading) -> None:
+        self._rendezvous = rendezvous
         self._device = loading.device
-        self.group: Group = Group(0, meeting.launch.size, meeting.explain)
-        meeting.compare(_about(loading), loading.go_on)
+        self.group: Group = Group(0, rendezvous.launch.size, rendezvous.explain)
+        rendezvous.compare(_about(loading), loading.check_cancelled)
 
     def check(self) -> None:
         """Check that all ranks are still loading.
 
         :raises ModelLoadError: a rank has failed to load its shard
         """
-        self._meeting.check()
+        self._rendezvous.check()
 
-    def join(self, go_on: GoOn) -> None:
+    def join(self, check_cancelled: CheckCancelled) -> None:
         """Wait until all ranks have loaded their shards, and connect to them.
 
-        :param go_on: called regularly; an exception that it raises ends the wait
+        :param check_cancelled: called regularly; an exception that it raises ends the wait
         :raises ModelLoadError: a rank has failed to load its shard
         """
-        _join(self._meeting, self.group, self._device, go_on)
+        _join(self._rendezvous, self.group, self._device, check_cancelled)
 
     def end(self, seconds: float, error: BaseException | None) -> None:
         """Let the other ranks end.
@@ -83,54 +81,54 @@ class LaunchedRanks:
         :param error: the error that ended this rank, which is sent to the others
         """
         if error is not None:
-            self._meeting.fail(error)
+            self._rendezvous.fail(error)
         if seconds:
-            self._meeting.end(seconds)
+            self._rendezvous.end(seconds)
         else:
-            self._meeting.close()  # but keep answering: the other ranks will ask for the error
+            self._rendezvous.close()  # but keep answering: the other ranks will ask for the error
 
 
-def follow_launch(meeting: Meeting, loading: Loading) -> None:
+def follow_launch(rendezvous: Rendezvous, loading: Loading) -> None:
     """Load this rank's shard and compute the steps that rank 0 sends, until rank 0 ends.
 
-    :param meeting: the rendezvous of all ranks
+    :param rendezvous: connects all ranks
     :raises ConfigError: rank 0 has other settings
     :raises ModelLoadError: a rank has failed to load its shard
     :raises OutOfMemoryError: this rank has no memory for a step
     :raises EngineDeadError: another rank has ended for another reason
     """
-    rank, size, go_on = meeting.launch.rank, meeting.launch.size, loading.go_on
-    group = Group(rank, size, meeting.explain)
+    rank, size, check_cancelled = rendezvous.launch.rank, rendezvous.launch.size, loading.check_cancelled
+    group = Group(rank, size, rendezvous.explain)
     try:
-        meeting.compare(_about(loading), go_on)
-        part = ModelPart.load(evolve(loading, go_on=_watched(meeting, go_on)), group)
-        _join(meeting, group, loading.device, go_on)
+        rendezvous.compare(_about(loading), check_cancelled)
+        part = ModelPart.load(evolve(loading, check_cancelled=_watched(rendezvous, check_cancelled)), group)
+        _join(rendezvous, group, loading.device, check_cancelled)
         _log.info("Rank %d of %d computes its part of %s.", rank, size, loading.path.name)
         with host_memory_errors(f"compute rank {rank}'s part of", loading.path):
-            _run(lambda: part.follow(group), go_on)
+            _run(lambda: part.follow(group), check_cancelled)
     finally:
         group.end()
         group.leave()
 
 
-def _watched(meeting: Meeting, go_on: GoOn) -> GoOn:
+def _watched(rendezvous: Rendezvous, check_cancelled: CheckCancelled) -> CheckCancelled:
     def going_on() -> None:
-        meeting.check()
-        go_on()
+        rendezvous.check()
+        check_cancelled()
 
     return going_on
 
 
-def _join(meeting: Meeting, group: Group, device: torch.device, go_on: GoOn) -> None:
-    meeting.wait(go_on)
-    group.join(PrefixStore("gloo", meeting.store), address=meeting.address, device=device)
-    meeting.on_loss(group.end)
+def _join(rendezvous: Rendezvous, group: Group, device: torch.device, check_cancelled: CheckCancelled) -> None:
+    rendezvous.wait(check_cancelled)
+    group.join(PrefixStore("gloo", rendezvous.store), address=rendezvous.address, device=device)
+    rendezvous.on_loss(group.end)
 
 
-def _run(work: Callable[[], None], go_on: GoOn) -> None:
+def _run(work: Callable[[], None], check_cancelled: CheckCancelled) -> None:
     """Run a function on another thread, and wait for it.
 
-    :param go_on: called regularly; an exception that it raises ends the wait, but not the thread
+    :param check_cancelled: called regularly; an exception that it raises ends the wait, but not the thread
     """
     raised: list[BaseException] = []
 
@@ -145,7 +143,7 @@ def _run(work: Callable[[], None], go_on: GoOn) -> None:
         thread.start()
     while thread.is_alive():
         thread.join(_LOOK_SECONDS)
-        go_on()
+        check_cancelled()
     if raised:
         raise raised[0]
 

@@ -61,7 +61,11 @@ class ModelPart:
         assert isinstance(model, DecoderModel)
         assert isinstance(model.head, SharedHead)
         prepare_thread(self.loading.device, settings.num_threads if workspace is None else 1)
-        config = self._sized(group) if group.is_on_devices else evolve(self.config, num_blocks=group.hear()[0])
+        if group.is_on_devices:
+            config = self._sized(group)
+        else:
+            (num_blocks,) = group.receive_message()
+            config = evolve(self.config, num_blocks=num_blocks)
         backend = self.storage.make(config.num_blocks)
         fused = fuse(model, backend, settings)
         path = None

@@ -6,21 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from attrs import field, frozen
+from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.errors import shown
 from paged_sdk.kernels.step import AttentionStep, InsertedRows, StepContext
 from paged_sdk.models.transformers_door.model import TransformersModel
-from paged_sdk.models.transformers_door.seam import AttentionCall, whole_masks
-from paged_sdk.models.transformers_door.skeleton import refusal
+from paged_sdk.models.transformers_door.seam import whole_masks
+from paged_sdk.models.transformers_door.skeleton import refusal, untried
+from paged_sdk.models.transformers_door.trial_attention import TrialAttention, are_alike
 
 __all__ = ["PromptWithImage", "check_images"]
 
-_ALIKE: Final = 1e-3
-_ALIKE_IN_HALVES: Final = 5e-2
-"""Largest difference, relative to the largest value: 16-bit dtypes round to 3 digits in each layer. A wrong position,
-mask or vector makes a relative difference of about 1."""
+_ROUNDING: Final = 1e-3
+_ROUNDING_OF_16_BITS: Final = 5e-2
+"""16-bit dtypes round to 3 digits in each layer."""
 
 
 @frozen(eq=False)
@@ -41,27 +40,12 @@ class PromptWithImage:
     blocks: Tensor
 
 
-@frozen(eq=False)
-class _Seen:
-    """Collects each token's queries and keys of all layers, and the layers' masks."""
-
-    parts: list[Tensor] = field(factory=list)
-    masks: list[object] = field(factory=list)
-
-    def attend(self, call: AttentionCall) -> Tensor:
-        """Record a call, and compute attention in which each token sees only itself."""
-        self.parts.extend(each[0].transpose(0, 1).flatten(1).float() for each in (call.query, call.key))
-        self.masks.append(call.mask)
-        repeats = call.query.shape[1] // call.value.shape[1]
-        return call.value.repeat_interleave(repeats, 1).transpose(1, 2).contiguous()
-
-
-class _Nobody(AttentionStep):
-    """Fills the place of a step's attention, which is never called: the seam calls :meth:`_Seen.attend` instead."""
+class _NoAttention(AttentionStep):
+    """Fills the place of a step's attention, which is never called: the seam calls :class:`TrialAttention` instead."""
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Fail."""
-        raise AssertionError("nobody computes attention here")
+        raise AssertionError("a trial has no step's attention: the seam computes it")
 
 
 @torch.inference_mode()
@@ -72,28 +56,29 @@ def check_images(model: TransformersModel, prompt: PromptWithImage) -> bool:
     :raises UnsupportedArchitectureError: the results differ, or this package cannot compute the class's masks
     """
     model_type = model.config.model_type
-    reference, own = _Seen(), _Seen()
+    reference, own = TrialAttention(), TrialAttention()
     try:
         model.seam.attend = reference.attend
         given = {**prompt.given, "use_cache": False}
         with whole_masks(model.transformers_model):
-            reference.parts.append(model.run(given, len(prompt.token_ids), StepContext(attention=_Nobody())).float())
+            reference.parts.append(
+                model.run(given, len(prompt.token_ids), StepContext(attention=_NoAttention())).float()
+            )
         model.seam.attend = own.attend
-        step = StepContext(attention=_Nobody(), inserted=prompt.inserted)
+        step = StepContext(attention=_NoAttention(), inserted=prompt.inserted)
         own.parts.append(model.forward(prompt.token_ids, prompt.positions, step).float())
     except Exception as error:  # a class may raise anything
-        reason = shown(next(iter(str(error).splitlines()), type(error).__name__))
-        raise refusal(model_type, f"a prompt with an image cannot be tried ({reason})") from error
+        raise untried(model_type, "a prompt with an image", error) from error
     finally:
         model.seam.attend = model.attend
-    largest = _ALIKE if model.dtype in (torch.float32, torch.float64) else _ALIKE_IN_HALVES
+    rounding = _ROUNDING if model.dtype in (torch.float32, torch.float64) else _ROUNDING_OF_16_BITS
     if len(own.parts) != len(reference.parts) or not all(
-        _alike(some, others, largest) for some, others in zip(own.parts, reference.parts, strict=True)
+        are_alike(some, others, rounding) for some, others in zip(own.parts, reference.parts, strict=True)
     ):
         raise refusal(model_type, "it does more with an image than to put vectors in place of tokens")
-    for is_whole in (False, True):
-        if _are_masks(reference.masks, model, prompt.blocks if is_whole else None):
-            return is_whole
+    for is_bidirectional in (False, True):
+        if _are_masks(reference.masks, model, prompt.blocks if is_bidirectional else None):
+            return is_bidirectional
     raise refusal(model_type, "its masks of prompts with images are none that can be computed here")
 
 
@@ -114,8 +99,3 @@ def _are_masks(masks: Sequence[object], model: TransformersModel, blocks: Tensor
         if not torch.equal(mask[0, 0], seen):
             return False
     return True
-
-
-def _alike(some: Tensor, others: Tensor, largest: float) -> bool:
-    """Return whether two tensors are equal up to rounding."""
-    return some.shape == others.shape and bool((some - others).abs().max() <= largest * others.abs().max())

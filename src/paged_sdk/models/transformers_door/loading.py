@@ -14,7 +14,8 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
-from paged_sdk.models.loading import have_same_values, loading_threads
+from paged_sdk.models.checkpoint_layout import have_same_values
+from paged_sdk.models.loading_threads import loading_threads
 from paged_sdk.models.transformers_door.model import TransformersModel
 from paged_sdk.models.transformers_door.modules import Body, CurrentStep, OwnEmbedding, OwnLinear
 from paged_sdk.models.transformers_door.probe import Findings, probe

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.errors import UnsupportedArchitectureError, shown
+from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.models.transformers_door.seam import SINKS, AttentionCall, Mask, attach
-from paged_sdk.models.transformers_door.skeleton import refusal
+from paged_sdk.models.transformers_door.skeleton import refusal, untried
 
 __all__ = ["AttentionLayer", "Findings", "inputs", "probe"]
 
@@ -43,7 +43,7 @@ class AttentionLayer:
     :ivar value_dim: elements per head of values
     :ivar scale: factor of the scores
     :ivar window: number of tokens that a query attends to, itself included; None: no window
-    :ivar both_ways: whether attention is bidirectional
+    :ivar is_bidirectional: whether attention is bidirectional
     :ivar limit: the sequence length up to which this describes the masks; None: any length
     """
 
@@ -53,7 +53,7 @@ class AttentionLayer:
     value_dim: int
     scale: float
     window: int | None
-    both_ways: bool
+    is_bidirectional: bool
     softcap: float | None
     limit: int | None
 
@@ -113,9 +113,7 @@ def probe(model: PreTrainedModel) -> Findings:
     except UnsupportedArchitectureError:
         raise
     except Exception as error:  # a class may raise anything
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        name = type(model).__name__
-        raise refusal(str(model.config.model_type), f"{name} cannot be tried ({shown(reason)})") from error
+        raise untried(str(model.config.model_type), type(model).__name__, error) from error
 
 
 def _with_zeros(model: PreTrainedModel) -> PreTrainedModel:
@@ -149,7 +147,7 @@ def _run(model: PreTrainedModel) -> Findings:
         raise refusal(model_type, f"{class_name} does not use transformers' attention interface")
     logits: Tensor | None = getattr(output, "logits", None)
     is_ranker = class_name.endswith("ForSequenceClassification")
-    if logits is not None and not is_ranker and any(call.both_ways for call in calls):
+    if logits is not None and not is_ranker and any(call.is_bidirectional for call in calls):
         raise refusal(model_type, f"{class_name} is to generate text, and its tokens attend to later ones")
     bodies = [name for depth, name in found if depth == min(each for each, _ in found)] if logits is not None else [""]
     if len(bodies) != 1:
@@ -270,7 +268,7 @@ def _layer(call: AttentionCall, model_type: str) -> AttentionLayer:
         value_dim=call.value.shape[-1],
         scale=float(scale),
         window=mask.window,
-        both_ways=mask.both_ways,
+        is_bidirectional=mask.is_bidirectional,
         softcap=None if softcap is None else float(softcap),
         limit=mask.limit,
     )
@@ -289,7 +287,7 @@ def _shape(
     softcaps = {layer.softcap for layer in layers}
     if len(heads) > 1 or len(softcaps) > 1:
         raise refusal(model_type, "its layers have different numbers of heads, or caps of scores")
-    if len({layer.both_ways for layer in layers}) > 1:
+    if len({layer.is_bidirectional for layer in layers}) > 1:
         raise refusal(model_type, "tokens attend to later ones in some of its layers and not in others")
     ((num_heads, num_kv_heads),), (softcap,) = heads, softcaps
     if num_heads % num_kv_heads:
@@ -319,7 +317,7 @@ def _shape(
         ),
         attention_scale=layers[0].scale,
         attention_softcap=softcap,
-        bidirectional=layers[0].both_ways,
+        bidirectional=layers[0].is_bidirectional,
     )
 
 

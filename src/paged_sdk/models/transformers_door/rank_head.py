@@ -22,7 +22,7 @@ class ClassRankHead:
     :param ranker: the class, which contains the body
     :param dtype: dtype of hidden states
     :ivar pooling: how the class pools a text's hidden states
-    :ivar tells_parts: whether the class takes token type ids, which tell a pair's first text from the second
+    :ivar takes_token_types: whether the class takes token type ids, which tell a pair's first text from the second
     """
 
     def __init__(self, ranker: PreTrainedModel, body: Body, dtype: torch.dtype) -> None:
@@ -31,7 +31,7 @@ class ClassRankHead:
         self._dtype = dtype
         is_mean = getattr(ranker.config, "classifier_pooling", None) == "mean"
         self.pooling: Pooling = "mean" if is_mean else "cls"
-        self.tells_parts: bool = (
+        self.takes_token_types: bool = (
             "token_type_ids" in inspect.signature(body.layers.forward).parameters
             and getattr(ranker.config, "type_vocab_size", 0) > 1
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,7 @@ class RenamedSource:
     """Shows a checkpoint under the names of a model's parameters, by transformers' conversion rules.
 
     Matrices that are only renamed are passed on as stored. Tensors that the rules convert, such as a stack of a layer's
-    experts from one matrix per expert, are made on request.
+    experts from one matrix per expert, are made on request. Several threads may ask at once.
 
     :param transposed: the model's names of matrices with a row per input, as in ``Conv1D``
     """
@@ -36,7 +37,6 @@ class RenamedSource:
         self._transposed = frozenset(transposed)
         self._names: dict[str, str] = {}
         self._made: dict[str, _Recipe] = {}
-        self._ready: dict[str, Tensor] = {}
         rules = get_model_conversion_mapping(model)
         renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
@@ -61,16 +61,15 @@ class RenamedSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of one tensor; see :meth:`WeightSource.shape`."""
-        shape = tuple(self._converted(name).shape) if name in self._made else self._source.shape(self._stored(name))
+        made = self._converted(name, keep=True) if name in self._made else None
+        shape = self._source.shape(self._stored(name)) if made is None else tuple(made.shape)
         return shape[::-1] if name in self._transposed else shape
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return one tensor; see :meth:`WeightSource.tensor`."""
         if name not in self._made:
             return self._source.tensor(self._stored(name), dtype, device)
-        made = self._converted(name)
-        del self._ready[name]
-        return made.to(dtype=dtype, device=device)
+        return self._converted(name, keep=False).to(dtype=dtype, device=device)
 
     def matrix(self, name: str) -> StoredMatrix:
         """Return one matrix; see :meth:`WeightSource.matrix`."""
@@ -98,18 +97,24 @@ class RenamedSource:
                 self._made[target.replace(first, each)] = recipe
         recipe.ingredients.append((pattern, name))
 
-    def _converted(self, name: str) -> Tensor:
-        """Return a tensor made by the rules; it is kept until :meth:`tensor` returns it."""
-        if name not in self._ready:
-            try:
-                self._ready.update(self._made[name].make(self._source, self._model))
-            except CheckpointError:
-                raise
-            except Exception as error:  # the rules raise anything for tensors that do not fit
-                raise CheckpointError(f"{shown(name)} cannot be made of what the checkpoint has: {error}") from error
-        if name not in self._ready:
-            raise CheckpointError(f"the rules for {shown(name)} make no such tensor")
-        return self._ready[name]
+    def _converted(self, name: str, *, keep: bool) -> Tensor:
+        """Return a tensor made by the rules.
+
+        :param keep: whether to keep it for the next call
+        """
+        recipe = self._made[name]
+        with recipe.lock:
+            if name not in recipe.ready:
+                try:
+                    recipe.make(self._source, self._model)
+                except CheckpointError:
+                    raise
+                except Exception as error:  # the rules raise anything for tensors that do not fit
+                    problem = f"{shown(name)} cannot be made of what the checkpoint has: {error}"
+                    raise CheckpointError(problem) from error
+            if name not in recipe.ready:
+                raise CheckpointError(f"the rules for {shown(name)} make no such tensor")
+            return recipe.ready[name] if keep else recipe.ready.pop(name)
 
 
 @define(eq=False)
@@ -119,14 +124,19 @@ class _Recipe:
     :ivar rule: transformers' rule
     :ivar target: name of the first tensor that is made
     :ivar ingredients: the rule's pattern and the name of each tensor that is read
+    :ivar ready: tensors that were made and not given out yet, by name
+    :ivar lock: held while tensors are made or given out: otherwise threads that load two tensors of the recipe would
+        each make both, and keep what the other has got already
     """
 
     rule: WeightConverter
     target: str
     ingredients: list[tuple[str, str]] = field(factory=list)
+    ready: dict[str, Tensor] = field(factory=dict)
+    lock: threading.Lock = field(factory=threading.Lock)
 
-    def make(self, source: WeightSource, model: PreTrainedModel) -> Mapping[str, Tensor]:
-        """Make all tensors of the recipe.
+    def make(self, source: WeightSource, model: PreTrainedModel) -> None:
+        """Make all tensors of the recipe; they are then in :attr:`ready`.
 
         :param model: the model, whose parameters have the resulting shapes
         """
@@ -136,4 +146,4 @@ class _Recipe:
             read: Any = partial(source.tensor, name, torch.float32, cpu)  # rules accept functions instead of tensors
             rule.add_tensor(self.target, name, pattern, read)
         made = rule.convert(self.target, model=model, config=model.config)
-        return {name: each[0] if isinstance(each, list) else each for name, each in made.items()}
+        self.ready.update((name, each[0] if isinstance(each, list) else each) for name, each in made.items())

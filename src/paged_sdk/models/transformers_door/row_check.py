@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-from attrs import field, frozen
 from torch import Tensor
 
-from paged_sdk.errors import UnsupportedArchitectureError, shown
+from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.models.transformers_door.model import TransformersModel
 from paged_sdk.models.transformers_door.rank_head import ClassRankHead
-from paged_sdk.models.transformers_door.seam import AttentionCall
-from paged_sdk.models.transformers_door.skeleton import refusal
+from paged_sdk.models.transformers_door.skeleton import refusal, untried
+from paged_sdk.models.transformers_door.trial_attention import TrialAttention, are_alike
 
 __all__ = ["check_rows"]
 
@@ -22,19 +21,6 @@ _POISONED: Final = (0, 3)
 _NUM_RANKED: Final = 16
 _ROUNDED_RANKS: Final = 0.05
 """Largest difference between scores, relative to the largest: means of bfloat16 depend on the order of summation."""
-
-
-@frozen(eq=False)
-class _Seen:
-    """Collects each row's queries and keys of all layers."""
-
-    parts: list[Tensor] = field(factory=list)
-
-    def attend(self, call: AttentionCall) -> Tensor:
-        """Record a call, and compute attention in which each token sees only itself."""
-        self.parts.extend(each[0].transpose(0, 1).flatten(1).float() for each in (call.query, call.key))
-        repeats = call.query.shape[1] // call.value.shape[1]
-        return call.value.repeat_interleave(repeats, 1).transpose(1, 2).contiguous()
 
 
 @torch.inference_mode()
@@ -50,17 +36,16 @@ def check_rows(model: TransformersModel) -> None:
     except UnsupportedArchitectureError:
         raise
     except Exception as error:  # for example, a vocabulary or context smaller than the trial's
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise refusal(model.config.model_type, f"a few tokens cannot be tried ({shown(reason)})") from error
+        raise untried(model.config.model_type, "a few tokens", error) from error
 
 
 def _check_rows(model: TransformersModel) -> None:
     model_type = model.config.model_type
     numbered, mixed = torch.arange(_NUM_ROWS, device=model.device), torch.tensor(_MIXED, device=model.device)
     plain = _run(model, numbered)
-    if model.is_encoder and not all(map(_alike, _run(model, None), plain)):
+    if model.is_encoder and not all(map(are_alike, _run(model, None), plain)):
         raise refusal(model_type, "it counts the positions of a text in a way of its own")
-    if not all(_alike(each, of_plain[mixed]) for each, of_plain in zip(_run(model, mixed), plain, strict=True)):
+    if not all(are_alike(each, of_plain[mixed]) for each, of_plain in zip(_run(model, mixed), plain, strict=True)):
         raise refusal(model_type, "its positions are not those that it is given")
     if model.rank_head is not None:
         _check_ranks(model, model.rank_head)
@@ -91,7 +76,7 @@ def _check_ranks(model: TransformersModel, head: ClassRankHead) -> None:
     of_pooled, of_states = head.ranks(pooled), head.ranks_of_states(states)
     if not of_pooled.isfinite().any():  # the weights hold NaN, which requests report
         return
-    if of_pooled.shape != of_states.shape or not _alike(of_pooled, of_states, _ROUNDED_RANKS):
+    if not are_alike(of_pooled, of_states, _ROUNDED_RANKS):
         raise refusal(model.config.model_type, "it ranks texts by more than one vector of each")
 
 
@@ -100,7 +85,7 @@ def _run(model: TransformersModel, positions: Tensor | None) -> list[Tensor]:
 
     :param positions: ``[num_rows]``; None: the class counts positions itself
     """
-    seen = _Seen()
+    seen = TrialAttention()
     model.seam.attend = seen.attend
     padding = getattr(model.transformers_model.config.get_text_config(), "pad_token_id", None)
     tokens = torch.full((_NUM_ROWS,), 2 if padding == 1 else 1, device=model.device)
@@ -112,8 +97,3 @@ def _run(model: TransformersModel, positions: Tensor | None) -> list[Tensor]:
     finally:
         model.seam.attend = model.attend
     return [*seen.parts, hidden if model.is_encoder else model.logits(hidden)]
-
-
-def _alike(some: Tensor, others: Tensor, rounding: float = 1e-3) -> bool:
-    """Return whether two tensors are equal up to rounding; a wrong position makes a relative difference of about 1."""
-    return bool((some - others).abs().max() <= rounding * others.abs().max())

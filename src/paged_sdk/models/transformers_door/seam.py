@@ -61,7 +61,7 @@ class Seam:
     """
 
     def __init__(self) -> None:
-        self.attend: Attend = _nobody
+        self.attend: Attend = _not_set
 
 
 @frozen
@@ -69,13 +69,13 @@ class Mask:
     """Describes the keys that a query sees.
 
     :ivar window: number of keys up to the query's own, which is included; None: all
-    :ivar both_ways: whether the query sees as many keys after its own
+    :ivar is_bidirectional: whether the query sees as many keys after its own
     :ivar limit: the sequence length up to which this holds; None: any
     :ivar why_not: why this package cannot compute the mask; None: it can
     """
 
     window: int | None = None
-    both_ways: bool = False
+    is_bidirectional: bool = False
     limit: int | None = None
     why_not: str | None = None
 
@@ -125,8 +125,8 @@ def whole_masks(model: PreTrainedModel) -> Iterator[None]:
             setattr(config, _WHOLE, False)
 
 
-def _nobody(call: AttentionCall) -> Tensor:
-    raise AssertionError("nobody computes attention yet")
+def _not_set(call: AttentionCall) -> Tensor:
+    raise AssertionError("the model's attention function is not set yet")
 
 
 def _attention(
@@ -168,7 +168,7 @@ def _describe(mask_function: _MaskFunction, config: Any) -> Mask:
     if torch.equal(seen, (keys <= queries) & (keys > queries - count)):
         return Mask(window=None if count == length else count)
     if torch.equal(seen, (keys - queries).abs() < count):
-        return Mask(window=None if count == length else count, both_ways=True)
+        return Mask(window=None if count == length else count, is_bidirectional=True)
     others = (seen != (keys <= queries)).any(1).nonzero().flatten()
     # Chunked attention is causal within the first chunk.
     limit = chunk if isinstance(chunk, int) and rows[int(others[0])] >= chunk else None

@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import (
 from paged_sdk.errors import UnsupportedArchitectureError, shown
 from paged_sdk.models.transformers_door.seam import IMPLEMENTATION, register
 
-__all__ = ["make_skeleton", "refusal"]
+__all__ = ["make_skeleton", "refusal", "untried"]
 
 # Functions that use torch's default dtype if none is given; setting that default would affect the whole process.
 _FACTORIES: Final = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.linspace)
@@ -50,6 +50,16 @@ def refusal(model_type: str, reason: str) -> UnsupportedArchitectureError:
         f"model_type {shown(model_type)} has no decoder here, and cannot run through transformers' classes: {reason}",
         architecture=model_type,
     )
+
+
+def untried(model_type: str, what: str, error: Exception) -> UnsupportedArchitectureError:
+    """Return the error for a class that cannot be tried.
+
+    :param what: what was to be run
+    :param error: what the class raised
+    """
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    return refusal(model_type, f"{what} cannot be tried ({shown(reason)})")
 
 
 def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = False) -> PreTrainedModel:
@@ -101,15 +111,19 @@ def _made(
     except KeyError as error:
         if error.args == (IMPLEMENTATION,):  # the class has its own table of attention implementations
             raise refusal(model_type, f"{class_name} does not use transformers' attention interface") from error
-        raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
+        raise _unmade(model_type, class_name, error) from error
     except UnsupportedArchitectureError:
         raise
     except Exception as error:  # a class may raise anything for a config
-        raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
+        raise _unmade(model_type, class_name, error) from error
     if model._is_stateful:
         raise _stateful(model_type, class_name)
     made_model: PreTrainedModel = model.eval().requires_grad_(False)
     return made_model
+
+
+def _unmade(model_type: str, class_name: str, error: Exception) -> UnsupportedArchitectureError:
+    return refusal(model_type, f"{class_name} cannot be made ({shown(str(error))})")
 
 
 def _stateful(model_type: str, class_name: str, where: str = "") -> UnsupportedArchitectureError:
@@ -137,15 +151,17 @@ def _ranker_class(model_type: str, config: Mapping[str, Any]) -> str | None:
     :raises UnsupportedArchitectureError: the class has several labels
     """
     class_name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(model_type)
-    if model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or class_name not in (config.get("architectures") or ()):
+    if class_name is None or model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return None
+    if class_name not in (config.get("architectures") or ()):
         return None
     try:
         num_labels = _config(model_type, config).num_labels
     except Exception as error:  # a class may raise anything for a config
-        raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
+        raise _unmade(model_type, class_name, error) from error
     if num_labels != 1:
         raise refusal(model_type, f"{class_name} has {num_labels} labels; classes with one label can rank texts")
-    return str(class_name)
+    return class_name
 
 
 def _without_pooler(class_name: str) -> dict[str, bool]:

@@ -11,4 +11,4 @@ def _expand(image: ProcessedImage) -> str:
     return f"<start_of_image>{image.image_token * image.setting('mm_tokens_per_image')}<end_of_image>"
 
 
-VISION = VisionFamily(expand=_expand, placeholder="<start_of_image>", around="\n\n", is_whole=True)
+VISION = VisionFamily(expand=_expand, placeholder="<start_of_image>", around="\n\n", is_bidirectional=True)

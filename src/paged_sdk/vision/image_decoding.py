@@ -36,10 +36,9 @@ def decode(image: Image, limits: ImageLimits) -> npt.NDArray[np.uint8]:
             warnings.simplefilter("ignore")  # Pillow's warning about large images: _check_size has the limit
             with PIL.Image.open(io.BytesIO(image.data), formats=_FORMATS) as opened:
                 _check_size(*opened.size[::-1], limits)
-                if getattr(opened, "n_frames", 1) > 1:
-                    raise InvalidRequestError.of(
-                        "image", f"{getattr(opened, 'n_frames', 1)} frames", "one frame: animations are not looked at"
-                    )
+                if (num_frames := getattr(opened, "n_frames", 1)) > 1:
+                    allowed = "one frame: animated images are not supported"
+                    raise InvalidRequestError.of("image", f"{num_frames} frames", allowed)
                 return np.array(PIL.ImageOps.exif_transpose(opened).convert("RGB"), np.uint8)
     except InvalidRequestError:
         raise

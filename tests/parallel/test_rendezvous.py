@@ -19,7 +19,7 @@ from paged_sdk import ConfigError, EngineDeadError, ModelLoadError
 from paged_sdk.config.launch import Launch
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.lifelines import TOKEN_BYTES, Lifelines, attach, listen, welcome
-from paged_sdk.parallel.meeting import Meeting
+from paged_sdk.parallel.rendezvous import Rendezvous
 from rank_threads import free_port
 
 _T = TypeVar("_T")
@@ -31,27 +31,27 @@ def nothing() -> None:
     """Go on."""
 
 
-def meet(size: int, run: Callable[[Meeting], _T], *, seconds: float = 20.0) -> list[_T]:
+def meet(size: int, run: Callable[[Rendezvous], _T], *, seconds: float = 20.0) -> list[_T]:
     """Run a function on every rank of a launch."""
     port = free_port()
 
     def rank(number: int) -> _T:
         launch = Launch(rank=number, size=size, address="localhost", port=port)
-        meeting = Meeting(launch, nothing, seconds=seconds)
+        rendezvous = Rendezvous(launch, nothing, seconds=seconds)
         try:
-            return run(meeting)
+            return run(rendezvous)
         finally:
-            meeting.close()
+            rendezvous.close()
 
     with ThreadPoolExecutor(size) as pool:
         return [each.result() for each in [pool.submit(rank, number) for number in range(size)]]
 
 
 def test_what_is_not_the_same_is_an_error_on_all_ranks() -> None:
-    def run(meeting: Meeting) -> str:
-        other = {"isq": "Q4K"} if meeting.launch.rank == 2 else {}
-        with pytest.raises((ConfigError, ModelLoadError)) as raised, meeting.failing():
-            meeting.compare(SAME | other, nothing)
+    def run(rendezvous: Rendezvous) -> str:
+        other = {"isq": "Q4K"} if rendezvous.launch.rank == 2 else {}
+        with pytest.raises((ConfigError, ModelLoadError)) as raised, rendezvous.failing():
+            rendezvous.compare(SAME | other, nothing)
         return str(raised.value)
 
     said = "isq of rank 2 = 'Q4K' is not allowed: expected None, which rank 0 has"
@@ -59,15 +59,15 @@ def test_what_is_not_the_same_is_an_error_on_all_ranks() -> None:
 
 
 def test_a_rank_that_cannot_load_its_part_ends_the_loading_of_all() -> None:
-    def load(meeting: Meeting) -> None:
-        if meeting.launch.rank == 2:
+    def load(rendezvous: Rendezvous) -> None:
+        if rendezvous.launch.rank == 2:
             raise ModelLoadError("a file is damaged")
-        meeting.wait(nothing)
+        rendezvous.wait(nothing)
 
-    def run(meeting: Meeting) -> str:
-        meeting.compare(SAME, nothing)
-        with pytest.raises(ModelLoadError) as raised, meeting.failing():
-            load(meeting)
+    def run(rendezvous: Rendezvous) -> str:
+        rendezvous.compare(SAME, nothing)
+        with pytest.raises(ModelLoadError) as raised, rendezvous.failing():
+            load(rendezvous)
         return str(raised.value)
 
     expected = "the model cannot be loaded: rank 2 of 3 has ended: ModelLoadError: a file is damaged"
@@ -77,18 +77,18 @@ def test_a_rank_that_cannot_load_its_part_ends_the_loading_of_all() -> None:
 def test_a_rank_that_is_lost_ends_what_waits_for_it() -> None:
     all_do = threading.Barrier(3)
 
-    def run(meeting: Meeting) -> str:
-        meeting.compare(SAME, nothing)
-        meeting.wait(nothing)
-        group = Group(meeting.launch.rank, 3, meeting.explain)
-        group.join(PrefixStore("gloo", meeting.store), address=meeting.address)
+    def run(rendezvous: Rendezvous) -> str:
+        rendezvous.compare(SAME, nothing)
+        rendezvous.wait(nothing)
+        group = Group(rendezvous.launch.rank, 3, rendezvous.explain)
+        group.join(PrefixStore("gloo", rendezvous.store), address=rendezvous.address)
         assert group.sum_(torch.ones(2, dtype=torch.bfloat16)).tolist() == [3.0, 3.0]
         all_do.wait()
         said = ""
-        if meeting.launch.rank == 1:
-            meeting.close()  # gloo's connections stay
+        if rendezvous.launch.rank == 1:
+            rendezvous.close()  # gloo's connections stay
         else:
-            meeting.on_loss(group.end)
+            rendezvous.on_loss(group.end)
             with pytest.raises(EngineDeadError) as raised:
                 group.sum_(torch.ones(2))
             said = str(raised.value)
@@ -101,11 +101,11 @@ def test_a_rank_that_is_lost_ends_what_waits_for_it() -> None:
 
 
 def test_the_port_is_free_once_all_have_ended() -> None:
-    def run(meeting: Meeting) -> int:
-        meeting.wait(nothing)
-        if meeting.launch.rank == 0:
-            meeting.end(5.0)
-        return meeting.launch.port
+    def run(rendezvous: Rendezvous) -> int:
+        rendezvous.wait(nothing)
+        if rendezvous.launch.rank == 0:
+            rendezvous.end(5.0)
+        return rendezvous.launch.port
 
     first, second = meet(2, run)
     assert first == second
@@ -114,10 +114,10 @@ def test_the_port_is_free_once_all_have_ended() -> None:
 
 
 def test_a_launch_has_one_model() -> None:
-    def run(meeting: Meeting) -> None:
+    def run(rendezvous: Rendezvous) -> None:
         with pytest.raises(ConfigError, match=r"with_tensor_parallel = 2 .* one model"):
-            Meeting(evolve(meeting.launch, has_agent=True), nothing)  # so that it takes no port of its own
-        meeting.wait(nothing)
+            Rendezvous(evolve(rendezvous.launch, has_agent=True), nothing)  # so that it takes no port of its own
+        rendezvous.wait(nothing)
 
     meet(2, run)
 
@@ -125,20 +125,20 @@ def test_a_launch_has_one_model() -> None:
 def test_nobody_listens() -> None:
     launch = Launch(rank=1, size=2, address="localhost", port=free_port())
     with pytest.raises(ConfigError, match=r"MASTER_ADDR = 'localhost' .* has not answered within 0 s"):
-        Meeting(launch, nothing, seconds=0.0)
+        Rendezvous(launch, nothing, seconds=0.0)
 
 
 def test_a_long_wait_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("paged_sdk.parallel.meeting._SILENT_SECONDS", 0.0)
+    monkeypatch.setattr("paged_sdk.parallel.rendezvous._SILENT_SECONDS", 0.0)
     looks = count()
 
-    def go_on() -> None:
+    def check_cancelled() -> None:
         if next(looks) == 3:
             raise ModelLoadError("long enough")
 
     launch = Launch(rank=1, size=2, address="localhost", port=free_port())
     with caplog.at_level("INFO", logger="paged_sdk"), pytest.raises(ModelLoadError, match="long enough"):
-        Meeting(launch, go_on)
+        Rendezvous(launch, check_cancelled)
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"waiting for rank 0 at localhost, port {launch.port} (")
     assert said.endswith(" s more")
@@ -147,23 +147,23 @@ def test_a_long_wait_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 def test_the_others_do_not_come() -> None:
     launch = Launch(rank=0, size=2, address="localhost", port=free_port())
     with pytest.raises(ConfigError, match=r"WORLD_SIZE = 2 .* rank 1 has not come within 0 s"):
-        Meeting(launch, nothing, seconds=0.0)
+        Rendezvous(launch, nothing, seconds=0.0)
 
 
 def test_the_port_is_taken() -> None:
     with socket.create_server(("", 0)) as listener:
         launch = Launch(rank=0, size=2, address="localhost", port=listener.getsockname()[1])
         with pytest.raises(ConfigError, match=r"MASTER_PORT = .* free on this machine .another program has it"):
-            Meeting(launch, nothing)
+            Rendezvous(launch, nothing)
 
 
 def test_waiting_ends_when_the_loading_is_cancelled() -> None:
-    def go_on() -> None:
+    def check_cancelled() -> None:
         raise ModelLoadError("the loading was cancelled")
 
     for rank in (0, 1):
         with pytest.raises(ModelLoadError, match="cancelled"):
-            Meeting(Launch(rank=rank, size=2, address="localhost", port=free_port()), go_on)
+            Rendezvous(Launch(rank=rank, size=2, address="localhost", port=free_port()), check_cancelled)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from paged_sdk.logs import get_logger
 from paged_sdk.parallel.lifelines import TOKEN_BYTES, Lifelines, attach, listen, welcome
 from paged_sdk.parallel.shard import SETTING
 
-__all__ = ["Meeting"]
+__all__ = ["CheckCancelled", "Rendezvous"]
 
 _log = get_logger(__name__)
 
@@ -41,17 +41,18 @@ _READY: Final = "ready"
 _FAILED: Final = "failed: "
 _GONE: Final = "its process has ended, or its machine cannot be reached any more"
 
-GoOn = Callable[[], None]
+CheckCancelled = Callable[[], None]
+"""Is called while something else is waited for or done, and raises to end that."""
 
 
-class Meeting:
+class Rendezvous:
     """Connects the ranks of a launch before and beside their :class:`~paged_sdk.parallel.group.Group`.
 
     Ranks publish their state in a TCPStore of torch.distributed, in the process of rank 0 or of torchrun's agent. Every
     other rank has a connection to rank 0, which breaks when either process ends. The constructor blocks until all ranks
     are there.
 
-    :param go_on: called while waiting; an exception from it ends the wait
+    :param check_cancelled: called while waiting; an exception from it ends the wait
     :param seconds: how long to wait for all ranks
     :raises ConfigError: rank 0 cannot be reached or cannot listen, a rank is missing after that time, or this process
         has already built a model
@@ -59,13 +60,13 @@ class Meeting:
     :ivar address: address under which the other ranks reach this one
     """
 
-    def __init__(self, launch: Launch, go_on: GoOn, *, seconds: float = _COME_SECONDS) -> None:
+    def __init__(self, launch: Launch, check_cancelled: CheckCancelled, *, seconds: float = _COME_SECONDS) -> None:
         self.launch = launch
         self._start = time.monotonic()
         self._seconds = seconds
         self._waited_for: set[str] = set()
         self._server = _serve(launch) if launch.rank == 0 and not launch.has_agent else None
-        self.address: str = self._reach(go_on)
+        self.address: str = self._reach(check_cancelled)
         self.store: Store = PrefixStore(f"paged-sdk/{launch.attempt}", _ask(launch))
         self._lifelines: Lifelines | None = None
         self._on_loss: Callable[[], None] = lambda: None
@@ -73,9 +74,9 @@ class Meeting:
         self._is_lost = threading.Event()
         if self.store.add(f"models/{launch.rank}", 1) > 1:
             raise ConfigError.of(SETTING, launch.size, "one model for all processes that were started together")
-        self._gather(go_on)
+        self._gather(check_cancelled)
 
-    def compare(self, about: Mapping[str, str], go_on: GoOn) -> None:
+    def compare(self, about: Mapping[str, str], check_cancelled: CheckCancelled) -> None:
         """Compare settings with all other ranks; blocks until each has published its own.
 
         :param about: settings by name
@@ -88,7 +89,7 @@ class Meeting:
             while not (text := self._answer(f"about/{rank}")):
                 self.check()
                 time.sleep(_LOOK_SECONDS)
-                go_on()
+                check_cancelled()
             other: dict[str, str] = json.loads(text)
             first = first or other
             for name, value in other.items():
@@ -125,7 +126,7 @@ class Meeting:
         if self._is_lost.is_set():
             raise ModelLoadError(f"the model cannot be loaded: {self._why}")
 
-    def wait(self, go_on: GoOn) -> None:
+    def wait(self, check_cancelled: CheckCancelled) -> None:
         """Wait until all ranks have loaded their parts.
 
         :raises ModelLoadError: a rank cannot load its part
@@ -136,7 +137,7 @@ class Meeting:
             self.check()
             waiting = {rank for rank in waiting if self._said(rank) != _READY}
             time.sleep(_LOOK_SECONDS)
-            go_on()
+            check_cancelled()
 
     def explain(self, error: RuntimeError) -> Exception:
         """Return the error for a failed collective; it names the rank that has ended."""
@@ -159,15 +160,15 @@ class Meeting:
         self.close(seconds)
         self._server = None
 
-    def _gather(self, go_on: GoOn) -> None:
+    def _gather(self, check_cancelled: CheckCancelled) -> None:
         """Wait until all ranks are there, and watch them from now on.
 
         :raises ConfigError: a rank has not come in time
         """
         self.store.set(f"address/{self.launch.rank}", self.address)
-        addresses = [self._read(f"address/{rank}", rank, go_on) for rank in range(self.launch.size)]
+        addresses = [self._read(f"address/{rank}", rank, check_cancelled) for rank in range(self.launch.size)]
         self.address = _reachable(self.address, addresses)
-        self._lifelines = Lifelines(self._connected(go_on), self._lose)
+        self._lifelines = Lifelines(self._connected(check_cancelled), self._lose)
 
     def _lose(self, rank: int) -> None:
         """Record why a rank was lost, report it to the other ranks, and end all waits for it."""
@@ -183,10 +184,10 @@ class Meeting:
         self._on_loss()
         self.close()
 
-    def _connected(self, go_on: GoOn) -> dict[int, socket.socket]:
+    def _connected(self, check_cancelled: CheckCancelled) -> dict[int, socket.socket]:
         """Return this rank's connections: on rank 0 one to each other rank, elsewhere one to rank 0."""
         if self.launch.rank > 0:
-            address, port, token = json.loads(self._read("lifelines", 0, go_on))
+            address, port, token = json.loads(self._read("lifelines", 0, check_cancelled))
             try:
                 return {0: attach(address, port, bytes.fromhex(token), self.launch.rank)}
             except OSError as error:
@@ -200,11 +201,11 @@ class Meeting:
                 if (come := welcome(listener, token)) is not None:
                     found[come[0]] = left.enter_context(come[1])
                 else:
-                    self._pause(min(missing), go_on)
+                    self._pause(min(missing), check_cancelled)
             left.pop_all()  # the sockets stay open
         return found
 
-    def _read(self, key: str, rank: int, go_on: GoOn) -> str:
+    def _read(self, key: str, rank: int, check_cancelled: CheckCancelled) -> str:
         """Wait until a rank has set a key of the store, and return the value.
 
         :raises ConfigError: the rank has not set it in time
@@ -212,17 +213,17 @@ class Meeting:
         """
         try:
             while not self.store.check([key]):
-                self._pause(rank, go_on)
+                self._pause(rank, check_cancelled)
             return self.store.get(key).decode()
         except RuntimeError as error:
             raise ModelLoadError(f"rank 0 has ended before rank {rank} has come ({_first_line(error)})") from None
 
-    def _pause(self, rank: int, go_on: GoOn) -> None:
+    def _pause(self, rank: int, check_cancelled: CheckCancelled) -> None:
         if not self._may_wait(f"rank {rank} of {self.launch.size}"):
             allowed = f"as many processes as are started: rank {rank} has not come within {self._seconds:.0f} s"
             raise ConfigError.of(WORLD_SIZE, self.launch.size, allowed)
         time.sleep(_LOOK_SECONDS)
-        go_on()
+        check_cancelled()
 
     def _say(self, text: str) -> None:
         with suppress(RuntimeError):  # the store is gone, for the other ranks too
@@ -239,7 +240,7 @@ class Meeting:
         except RuntimeError:
             return None
 
-    def _reach(self, go_on: GoOn) -> str:
+    def _reach(self, check_cancelled: CheckCancelled) -> str:
         """Wait until the store's port accepts connections, and return this machine's address on that route."""
         while True:
             try:
@@ -252,7 +253,7 @@ class Meeting:
                     allowed = f"an address of rank 0: {silence} ({why})"
                     raise ConfigError.of(MASTER_ADDR, self.launch.address, allowed) from None
             time.sleep(_LOOK_SECONDS)
-            go_on()
+            check_cancelled()
 
     def _may_wait(self, other: str) -> bool:
         """Return whether there is time left to wait for another rank, and log once that it is awaited."""
