@@ -76,7 +76,7 @@ def _join_pairs(built: BuiltTokenizer, vocabulary: GgufVocabulary, special: Spec
     }
     if separator is not None and vocabulary.flag("add_sep_token", default=built.separates):
         marks["between"] = (separator,)
-    part = int(built.tells_parts)
+    part = int(built.takes_token_types)
 
     def named(name: str, kind: int = 0) -> list[str]:
         return [f"{name}:{kind}"] if marks[name] else []

@@ -116,7 +116,7 @@ class BuiltTokenizer:
     :ivar add_eos: whether to put the eos token after a text
     :ivar around: the tokens before and after each text, regardless of the file's flags; None: the flags decide
     :ivar separates: whether to put a separator token between the two texts of a pair
-    :ivar tells_parts: whether the tokens of a pair's second text have token type 1
+    :ivar takes_token_types: whether the tokens of a pair's second text have token type 1
     """
 
     backend: tokenizers.Tokenizer
@@ -125,7 +125,7 @@ class BuiltTokenizer:
     add_eos: bool = False
     around: tuple[int, int] | None = None
     separates: bool = False
-    tells_parts: bool = False
+    takes_token_types: bool = False
 
 
 _Entry = TypeVar("_Entry", str, int, float)

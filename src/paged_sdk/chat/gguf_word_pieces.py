@@ -65,7 +65,9 @@ def word_pieces(vocabulary: GgufVocabulary) -> BuiltTokenizer:
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix=_CONTINUES)
     found = {"bos_token_id": begin, "eos_token_id": end, "unknown_token_id": unknown}
-    return BuiltTokenizer(backend=backend, special_ids={**special_ids, **found}, around=(begin, end), tells_parts=True)
+    return BuiltTokenizer(
+        backend=backend, special_ids={**special_ids, **found}, around=(begin, end), takes_token_types=True
+    )
 
 
 def _piece(token: str) -> str:

@@ -43,7 +43,7 @@ class SpecialTokens:
     :ivar eos: id of the token that ends a text, or None
     :ivar prefix: ids put before a text
     :ivar suffix: ids put after a text
-    :ivar tells_parts: whether the model takes token types, which tell the two texts of a pair apart
+    :ivar takes_token_types: whether the model takes token types, which tell the two texts of a pair apart
     """
 
     names: Mapping[str, str] = MappingProxyType({})
@@ -51,7 +51,7 @@ class SpecialTokens:
     eos: int | None = None
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
-    tells_parts: bool = True
+    takes_token_types: bool = True
 
 
 @frozen
@@ -139,7 +139,7 @@ class Tokenizer:
                 eos=eos,
                 prefix=prefix,
                 suffix=suffix,
-                tells_parts=config.tells_parts,
+                takes_token_types=config.takes_token_types,
             )
             return cls(backend, special)
 
@@ -176,7 +176,7 @@ class Tokenizer:
             else:
                 encoding = self._backend.encode(first, second, add_special_tokens=True)
         own = [index for index, text in enumerate(encoding.sequence_ids) if text == 1]
-        kinds = encoding.type_ids if self.special.tells_parts else []
+        kinds = encoding.type_ids if self.special.takes_token_types else []
         second_range = range(own[0], own[-1] + 1) if own else range(0)
         return TextPair(
             token_ids=encoding.ids,

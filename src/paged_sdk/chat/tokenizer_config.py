@@ -30,7 +30,7 @@ class TokenizerConfig:
     :ivar added_tokens: maps ids to the content and flags of added tokens
     :ivar chat_template: a template, a list of named ones, or None
     :ivar model_max_length: context length in tokens, or None
-    :ivar tells_parts: whether the model takes token types, as BERT does; False only if ``model_input_names`` is set
+    :ivar takes_token_types: whether the model takes token types, as BERT does; False only if ``model_input_names`` is set
         without ``token_type_ids``
     :ivar path: the file, for error messages
     """
@@ -40,7 +40,7 @@ class TokenizerConfig:
     added_tokens: Mapping[int, Mapping[str, Any]] = field(default=MappingProxyType({}))
     chat_template: object = None
     model_max_length: int | None = None
-    tells_parts: bool = True
+    takes_token_types: bool = True
     path: Path | None = None
 
     @classmethod
@@ -63,7 +63,7 @@ class TokenizerConfig:
                 added_tokens={int(id): dict(token) for id, token in content.get("added_tokens_decoder", {}).items()},
                 chat_template=content.get("chat_template"),
                 model_max_length=_context(content.get("model_max_length")),
-                tells_parts="token_type_ids" in (content.get("model_input_names") or ["token_type_ids"]),
+                takes_token_types="token_type_ids" in (content.get("model_input_names") or ["token_type_ids"]),
                 path=path,
             )
         except (TypeError, ValueError, AttributeError, OverflowError) as exc:
