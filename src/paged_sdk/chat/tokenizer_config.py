@@ -30,8 +30,8 @@ class TokenizerConfig:
     :ivar added_tokens: maps ids to the content and flags of added tokens
     :ivar chat_template: a template, a list of named ones, or None
     :ivar model_max_length: context length in tokens, or None
-    :ivar takes_token_types: whether the model takes token types, as BERT does; False only if ``model_input_names`` is set
-        without ``token_type_ids``
+    :ivar takes_token_types: whether the model takes token types, as BERT does; False only if ``model_input_names`` is
+        set without ``token_type_ids``
     :ivar path: the file, for error messages
     """
 

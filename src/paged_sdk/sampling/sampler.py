@@ -133,11 +133,11 @@ class Sampler:
         not_plain: list[int] = []
         for index, row in enumerate(rows):
             state = self._states.get(row.seq_id)
-            if state is not None and state.is_plain_at(row):
+            if state is not None and _is_plain_at(row, state):
                 continue  # the usual case, which needs no guard
             with RequestGuard(row.request.request_id, partial(failed.__setitem__, index)):
                 state = self._state(row)
-                if state.is_plain_at(row):
+                if _is_plain_at(row, state):
                     continue
                 state.move_to(row)
                 for processor_index, change in list(state.changes()):  # all or, if one raises, none
@@ -220,6 +220,11 @@ class Sampler:
                 state = TextState.begin(row.request, self._processors)
             self._states[row.seq_id] = state
         return state
+
+
+def _is_plain_at(row: SampleRow, state: TextState) -> bool:
+    """Tell whether the state is that of the row's request, and an argmax of the row's raw logits is enough."""
+    return row.request is state.request and row.num_output_tokens >= state.plain_from
 
 
 def _prepared(

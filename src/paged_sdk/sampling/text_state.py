@@ -16,14 +16,14 @@ __all__ = ["TextState"]
 class TextState:
     """Holds the states of the processors that a sequence needs, at one position of its output.
 
-    :param states: states of processors, each with the processor's index in the list
     :ivar request: the request that the sequence belongs to
-    :param plain_from: the number of output tokens from which on an argmax of the raw logits is enough
+    :ivar plain_from: the number of output tokens from which on an argmax of the raw logits is enough
+    :param states: states of processors, each with the processor's index in the list
     """
 
     def __init__(self, request: Request, states: Sequence[tuple[int, ProcessorState[Any]]], plain_from: int) -> None:
         self.request = request
-        self._plain_from = plain_from
+        self.plain_from = plain_from
         self._states = states
         self._output: list[int] = []
 
@@ -40,13 +40,9 @@ class TextState:
 
     def fork(self) -> TextState:
         """Copy the state for another choice of the request."""
-        forked = TextState(self.request, [(index, state.fork()) for index, state in self._states], self._plain_from)
+        forked = TextState(self.request, [(index, state.fork()) for index, state in self._states], self.plain_from)
         forked._output = self._output.copy()
         return forked
-
-    def is_plain_at(self, row: SampleRow) -> bool:
-        """Tell whether a row is this sequence's, and an argmax of its raw logits is enough."""
-        return row.request is self.request and row.num_output_tokens >= self._plain_from
 
     def move_to(self, row: SampleRow) -> None:
         """Move to a row's position: roll back the tokens that differ from the row's output, then advance to its end."""
