@@ -182,9 +182,9 @@ def test_options_of_a_model_need_one(flags: tuple[str, ...]) -> None:
 
 def test_no_draft_model_is_planned(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = TextSpeculativeBuilder(TextModelBuilder(model), TextModelBuilder(model))
-    with pytest.raises(ConfigError, match=r"^draft = .* plans do not include the memory of a draft model"):
+    with pytest.raises(ConfigError, match=r"^draft = .* plans do not include"):
         plan_memory(draft)
     monkeypatch.setenv("MISTRALRS_SPECULATIVE_DRAFT_MODEL", str(model))
-    with pytest.raises(ConfigError, match=r"^MISTRALRS_SPECULATIVE_DRAFT_MODEL = .* plans do not include the memory of a draft model"):
+    with pytest.raises(ConfigError, match=r"^MISTRALRS_SPECULATIVE_DRAFT_MODEL = .* plans do not include"):
         plan_memory(TextModelBuilder(model))
     assert plan_memory(TextModelBuilder(model).with_speculation(None)).num_blocks
