@@ -31,7 +31,7 @@ from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.system.files import read_text
 from paged_sdk.types.step import StepRow
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
-from paged_sdk.weights.gguf.export import gguf_architecture
+from paged_sdk.weights.gguf.config_export import gguf_architecture
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.importance import ImportanceMatrix
 

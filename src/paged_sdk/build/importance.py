@@ -18,7 +18,8 @@ from paged_sdk.logs import get_logger
 from paged_sdk.models.checkpoint_layout import names_in, read_shape
 from paged_sdk.models.family import find_family
 from paged_sdk.weights.checkpoint import Checkpoint
-from paged_sdk.weights.gguf.export import CheckpointNames, GgufPlace, gguf_architecture, gguf_places
+from paged_sdk.weights.gguf.config_export import gguf_architecture
+from paged_sdk.weights.gguf.export import CheckpointNames, GgufPlace, gguf_places
 from paged_sdk.weights.gguf.mixtures import is_quantizable
 from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH
 from paged_sdk.weights.importance import ImportanceMatrix, read_importance

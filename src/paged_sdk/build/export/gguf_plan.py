@@ -33,7 +33,8 @@ from paged_sdk.models.checkpoint_layout import read_shape
 from paged_sdk.models.family import has_head, read_config
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint, refuse_other_files
 from paged_sdk.weights.gguf.config import must_be_model
-from paged_sdk.weights.gguf.export import GgufMatrix, config_metadata, gguf_tensors, global_rope
+from paged_sdk.weights.gguf.config_export import config_metadata, global_rope
+from paged_sdk.weights.gguf.export import GgufMatrix, gguf_tensors
 from paged_sdk.weights.gguf.file import GgufFile, open_gguf, tensors_of_parts
 from paged_sdk.weights.gguf.mixtures import PLAIN_TYPES, ModelShape, file_type, tensor_types
 from paged_sdk.weights.gguf.source import GgufSource

@@ -1,26 +1,25 @@
-"""Convert the names, values and metadata of a checkpoint to llama.cpp's conventions for GGUF.
+"""Convert the names and values of a checkpoint's tensors to llama.cpp's conventions for GGUF.
 
-:mod:`paged_sdk.weights.gguf.source` and :mod:`paged_sdk.weights.gguf.config` are the inverse.
+:mod:`paged_sdk.weights.gguf.source` is the inverse.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKind
-from paged_sdk.errors import UnsupportedArchitectureError, shown
+from paged_sdk.config.decoder import DecoderConfig, RopeKind
+from paged_sdk.errors import shown
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
-from paged_sdk.weights.gguf.config import GEMMA3_LOCAL_THETA, GEMMA3_PERIOD
+from paged_sdk.weights.gguf.config_export import gguf_architecture, global_rope, not_writable
 from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH, GgufArchitecture
 from paged_sdk.weights.qkv_order import qkv_order, runs
 from paged_sdk.weights.source import WeightSource, malformed
@@ -29,19 +28,10 @@ __all__ = [
     "CheckpointNames",
     "GgufMatrix",
     "GgufPlace",
-    "config_metadata",
-    "gguf_architecture",
     "gguf_places",
     "gguf_tensors",
-    "global_rope",
 ]
 
-_ARCHITECTURE_OF: Final = MappingProxyType(
-    # Encoders and gpt-oss are only read: gpt-oss's checkpoints interleave the rows of the experts' gate and up.
-    {each.model_type: name for name, each in ARCHITECTURES.items() if name != "gpt-oss" and not each.is_encoder}
-    | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
-    | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}
-)
 _EXPERT: Final = re.compile(r"\.(experts|norms)\.(\d+)\.")
 _MERGED: Final = re.compile(r"model\.layers\.(\d+)\..+\.experts\.(gate_up_proj|down_proj)")
 _LAYER_TENSOR: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
@@ -121,86 +111,6 @@ class GgufMatrix:
         return _permuted(values, head) if self.permuted_heads else values
 
 
-def gguf_architecture(config: DecoderConfig) -> str:
-    """Return GGUF's name for the architecture of a model.
-
-    :raises UnsupportedArchitectureError: the architecture cannot be written as GGUF
-    """
-    found = _ARCHITECTURE_OF.get(config.model_type)
-    if found is None:
-        raise _unsupported(config, "no GGUF architecture is written for it")
-    return found
-
-
-def global_rope(config: DecoderConfig) -> RopeConfig:
-    """Return the rotary embedding of the first full-attention layer, or of the first layer if all have windows. Layers
-    without positions are skipped.
-    """
-    layers = [pair for pair in zip(config.ropes, config.sliding_windows, strict=True) if pair[0].rotates]
-    return next((rope for rope, window in layers if window is None), layers[0][0] if layers else config.ropes[0])
-
-
-def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str, Any]:
-    """Return the GGUF metadata that describes a model's configuration, by key.
-
-    :param attention_factor: LongRoPE's factor on cosines and sines; unused for other kinds
-    :raises UnsupportedArchitectureError: GGUF has no keys for a feature of the model
-    """
-    name, rope = gguf_architecture(config), global_rope(config)
-    values: dict[str, Any] = {
-        "vocab_size": config.vocab_size,
-        "context_length": config.max_position,
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_layers,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_heads,
-        "attention.head_count_kv": config.num_kv_heads,
-        f"attention.layer_norm_{'rms_' if config.norm is NormKind.RMS else ''}epsilon": float(config.norm_eps),
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-    }
-    if rope.rotates:
-        values |= {"rope.dimension_count": rope.rotary_dim, "rope.freq_base": float(rope.theta)}
-    if config.moe is not None:
-        values |= _mixture(config)
-    match rope.kind:
-        case RopeKind.LINEAR:
-            values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope.factor)}
-        case RopeKind.YARN:
-            values |= {
-                "rope.scaling.type": "yarn",
-                "rope.scaling.factor": float(rope.factor),
-                "rope.scaling.original_context_length": rope.original_max_position,
-            }
-        case RopeKind.LONGROPE:
-            values |= {
-                "rope.scaling.type": "longrope",
-                "rope.scaling.original_context_length": rope.original_max_position,
-                "rope.scaling.attn_factor": float(attention_factor),
-            }
-    if rope.kind is not RopeKind.LONGROPE and rope.gguf_attn_factor != 1.0:
-        values["rope.scaling.attn_factor"] = float(rope.gguf_attn_factor)
-    if name in ("gemma2", "gemma3"):
-        values |= _gemma(config, name)
-    if axes := rope.axis_of_frequency:
-        values["rope.dimension_sections"] = [axes.count(axis) for axis in range(4)]
-    if config.num_image_layers:
-        values["n_deepstack_layers"] = config.num_image_layers
-    values |= _factors(config, name)
-    match config.model_type:
-        case "olmo3":
-            values |= _olmo3(config, rope)
-        case "stablelm":
-            values["use_parallel_residual"] = config.parallel_residual
-        case "mpt":
-            values["attention.max_alibi_bias"] = _largest_exponent(config)
-            if config.qkv_clip is not None:
-                values["attention.clamp_kqv"] = config.qkv_clip
-    if name in ("cohere2", "exaone4") and any(config.sliding_windows):
-        values["attention.sliding_window"] = max(width for width in config.sliding_windows if width is not None)
-    return {f"{name}.{key}": value for key, value in values.items()}
-
-
 def gguf_tensors(
     source: WeightSource, config: DecoderConfig, names: CheckpointNames, divisors: Tensor | None
 ) -> dict[str, GgufMatrix]:
@@ -215,7 +125,7 @@ def gguf_tensors(
     stacks: dict[str, dict[int, str]] = {}
     for name, place in gguf_places(source.names(), config, names).items():
         if place is None:
-            raise _unsupported(config, f"GGUF has no name for tensor {shown(name)}")
+            raise not_writable(config, f"GGUF has no name for tensor {shown(name)}")
         (stored, *others), expert = place.names, place.expert
         if expert is not None:
             stacks.setdefault(stored, {})[expert] = name
@@ -363,90 +273,14 @@ def _rope_tensors(
     if rope.kind is RopeKind.LONGROPE:
         tensors |= {"rope_factors_long.weight": rope.long_factor, "rope_factors_short.weight": rope.short_factor}
     if tensors and architecture.model_type not in ("llama", "phi3"):
-        raise _unsupported(config, f"GGUF has no key for its rotary scaling ({rope.kind.value})")
+        raise not_writable(config, f"GGUF has no key for its rotary scaling ({rope.kind.value})")
     return {
         name: GgufMatrix(shape=(len(values),), matrices=[DenseMatrix(values.view(-1, 1))])
         for name, values in ((name, torch.tensor(list(each))) for name, each in tensors.items())
     }
 
 
-def _mixture(config: DecoderConfig) -> dict[str, Any]:
-    moe = config.moe
-    assert moe is not None
-    if len(moe.layers) != config.num_layers:
-        raise _unsupported(config, "GGUF has no key for models in which only some layers have experts")
-    values: dict[str, Any] = {"expert_count": moe.num_experts, "expert_used_count": moe.num_experts_per_token}
-    if config.model_type != "mixtral":
-        values["expert_feed_forward_length"] = moe.intermediate_size
-    if moe.shared_intermediate_size is not None:
-        values["expert_shared_feed_forward_length"] = moe.shared_intermediate_size
-    return values
-
-
-def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:
-    """Return the multipliers that some families apply to embeddings, residuals, scores and logits."""
-    values: dict[str, float] = {}
-    if name == "granite":
-        values = {
-            "embedding_scale": config.embedding_scale or 1.0,
-            "residual_scale": config.residual_scale or 1.0,
-            "attention.scale": config.attention_scale,
-            "logit_scale": 1.0 / (config.logit_scale or 1.0),  # in GGUF a divisor
-        }
-    elif config.logit_scale is not None:
-        values = {"logit_scale": config.logit_scale}
-    return {key: float(value) for key, value in values.items()}
-
-
-def _olmo3(config: DecoderConfig, full: RopeConfig) -> dict[str, Any]:
-    if not any(config.sliding_windows):
-        raise _unsupported(config, "GGUF has no OLMo 3 without sliding windows")
-    windows = config.sliding_windows
-    local = next(rope for rope, width in zip(config.ropes, windows, strict=True) if width is not None)
-    values: dict[str, Any] = {
-        "attention.sliding_window": max(width for width in windows if width is not None),
-        "attention.sliding_window_pattern": [width is not None for width in windows],
-    }
-    return values if local.theta == full.theta else values | {"rope.freq_base_swa": float(local.theta)}
-
-
-def _largest_exponent(config: DecoderConfig) -> float:
-    """Return ALiBi's maximum exponent: -log2 of the last slope of the largest power of two of heads."""
-    whole = 1 << (config.num_heads.bit_length() - 1)
-    return -math.log2(config.alibi_slopes[whole - 1])
-
-
-def _gemma(config: DecoderConfig, name: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    windows = config.sliding_windows
-    if (window := next((width for width in windows if width is not None), None)) is not None:
-        values["attention.sliding_window"] = window
-    # 0 means no cap; if the keys are missing, gemma2's default caps apply.
-    if name == "gemma2":
-        values["attn_logit_softcapping"] = float(config.attention_softcap or 0.0)
-        values["final_logit_softcapping"] = float(config.logit_softcap or 0.0)
-    elif config.logit_softcap is not None:
-        values["final_logit_softcapping"] = float(config.logit_softcap)
-    if name == "gemma3":
-        full = [layer for layer, width in enumerate(windows) if width is None]
-        period = full[0] + 1 if full else 0
-        if window is not None and period != GEMMA3_PERIOD:
-            values["attention.sliding_window_pattern"] = period
-        local = next((rope for rope, width in zip(config.ropes, windows, strict=True) if width is not None), None)
-        if local is not None and local.theta != GEMMA3_LOCAL_THETA:
-            values["rope.freq_base_swa"] = float(local.theta)
-    return values
-
-
 def _permuted(rows: Tensor, head: int) -> Tensor:
     """Return rows in GGUF's order: within each head, the rows of its two halves interleaved."""
     heads = rows.numpy().reshape(-1, 2, head // 2, rows.shape[1])
     return torch.from_numpy(np.ascontiguousarray(heads.swapaxes(1, 2))).view(rows.shape)
-
-
-def _unsupported(config: DecoderConfig, why: str) -> UnsupportedArchitectureError:
-    return UnsupportedArchitectureError(
-        f"this {config.model_type} model cannot be written as GGUF: {why}",
-        architecture=config.model_type,
-        supported=ARCHITECTURES,
-    )
