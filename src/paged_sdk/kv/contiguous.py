@@ -8,7 +8,7 @@ from collections import OrderedDict
 from attrs import frozen
 
 from paged_sdk.kv.block_hash import CacheKey
-from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix
+from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix, StateCopy
 
 __all__ = ["SequenceKvManager", "common_prefix_length"]
 
@@ -148,6 +148,10 @@ class SequenceKvManager:
         copies = list(self._copies.values())
         self._copies.clear()
         return copies
+
+    def take_state_copies(self) -> list[StateCopy]:
+        """Return nothing: :class:`~paged_sdk.kv.states.StatefulKvManager` keeps states beside this memory."""
+        return []
 
     def take_released(self) -> list[int]:
         released, self._released = self._released, []

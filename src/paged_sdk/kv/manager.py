@@ -9,20 +9,21 @@ from attrs import frozen
 
 from paged_sdk.kv.block_hash import CacheKey
 
-__all__ = ["KvCopy", "KvManager", "KvTable", "KvUsage", "Prefix"]
+__all__ = ["KvCopy", "KvManager", "KvTable", "KvUsage", "Prefix", "StateCopy"]
 
 
 class KvTable:
     """Holds the KV memory of one sequence. It lives as long as the sequence and is empty while the sequence waits.
 
-    Outside ``kv/``, only ``ids``, ``version``, ``capacity`` and ``next_commit`` matter; the rest is internal to the
-    manager.
+    Outside ``kv/``, only ``ids``, ``version``, ``capacity``, ``next_commit`` and ``state_slot`` matter; the rest is
+    internal to the manager.
 
     :ivar ids: block table (paged), or the one slot (contiguous)
     :ivar version: changes when an entry of ``ids`` that will be read changes. If it is unchanged, the table has only
         grown at its end, so a reader that knows the earlier table needs only the new entries
     :ivar capacity: tokens of the sequence that may be written without calling ``grow``
     :ivar next_commit: number of computed tokens from which ``commit`` has something to do
+    :ivar state_slot: where the sequence's state in recurrent layers is, while the table is in use; 0 if there are none
     :ivar cache_keys: everything beside the tokens that the KV depends on: adapter, image content, cache salt
     :ivar most_shared: how many leading tokens may have KV computed by other sequences (0 if every prompt logit is
         needed); None: all but the last
@@ -44,6 +45,7 @@ class KvTable:
         "num_out_of_window",
         "num_published",
         "source",
+        "state_slot",
         "version",
     )
 
@@ -65,6 +67,7 @@ class KvTable:
         self.num_out_of_window: int = 0
         self.epoch: int = 0
         self.version: int = 0
+        self.state_slot: int = 0
 
     def may_share(self, num_tokens: int) -> int:
         """Return how many of a sequence's leading tokens may have KV computed by other sequences."""
@@ -89,6 +92,18 @@ class KvCopy:
     src: int
     dst: int
     num_tokens: int
+
+
+@frozen
+class StateCopy:
+    """Describes a sequence's state in recurrent layers to copy on the device before a step.
+
+    :ivar src: slot to read
+    :ivar dst: slot to write; no other copy of the same step writes it
+    """
+
+    src: int
+    dst: int
 
 
 @frozen
@@ -200,6 +215,10 @@ class KvManager(Protocol):
         """Return the copies to execute before the next step's writes: all reads before all writes, or in the given
         order.
         """
+        ...
+
+    def take_state_copies(self) -> list[StateCopy]:
+        """Return the copies of states to execute before the next step: all reads before all writes."""
         ...
 
     def take_released(self) -> list[int]:

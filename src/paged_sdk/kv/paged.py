@@ -8,7 +8,7 @@ from itertools import islice
 from paged_sdk.kv.block import Block
 from paged_sdk.kv.block_hash import block_hashes
 from paged_sdk.kv.block_pool import BlockPool
-from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix
+from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix, StateCopy
 
 __all__ = ["KvCacheManager"]
 
@@ -180,6 +180,10 @@ class KvCacheManager:
         copies = list(self._copies.values())
         self._copies.clear()
         return copies
+
+    def take_state_copies(self) -> list[StateCopy]:
+        """Return nothing: :class:`~paged_sdk.kv.states.StatefulKvManager` keeps states beside this memory."""
+        return []
 
     def take_released(self) -> list[int]:
         """Return nothing: the pool is one piece of storage."""

@@ -40,11 +40,13 @@ class ExpertNames:
 
     :ivar block: prefix, within a layer, of the router and of ``experts``
     :ivar router: name of the router's matrix within the block
+    :ivar choice_bias: name of what is added to the experts' weights when they are chosen, within the block
     :ivar gate: name of the gate's matrix within an expert; ``up`` and ``down`` likewise
     """
 
     block: str = "mlp"
     router: str = "gate"
+    choice_bias: str = "expert_bias"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -86,6 +88,7 @@ class TensorNames:
     :ivar qkv: projections to queries, keys and values, within a layer; a single name is a fused projection, whose order
         of rows the config states
     :ivar output: output projection of attention, within a layer
+    :ivar recurrent: prefix, within a layer, of what a layer has instead of attention
     :ivar gate_up: gate and up projections of a gated MLP, within a layer; a single name is a fused projection
     :ivar up: first projection of an MLP without a gate
     :ivar down: last projection of an MLP
@@ -98,6 +101,7 @@ class TensorNames:
     head: str = "lm_head"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
+    recurrent: str = "linear_attn"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"

@@ -78,6 +78,8 @@ class StepRunner:
         with self._watching():
             if output.copies:
                 self.backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in output.copies])
+            if output.state_copies:
+                self.backend.copy_states([(copy.src, copy.dst) for copy in output.state_copies])
             self.backend.release(output.released)
         self.sampler.forget(output.finished_seq_ids)
         self.reader.forget(output.finished_seq_ids)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Sequence_
 
 from attrs import define, field, frozen
 
-from paged_sdk.kv.manager import KvCopy
+from paged_sdk.kv.manager import KvCopy, StateCopy
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.types.reading import PooledVector
 from paged_sdk.types.step import AWAITED, Step, StepRow
@@ -69,6 +69,7 @@ class SchedulerOutput:
     :ivar num_prompt_tokens: number of tokens in prefill chunks that start within a prompt; recomputed output does not
         count
     :ivar num_decodes: how many of the rows, the first ones, only decode
+    :ivar state_copies: states of recurrent layers to copy, beside ``copies``
     :ivar withheld: rows whose sequences wait for this step's result: see :meth:`Scheduler.withhold`
     """
 
@@ -79,6 +80,7 @@ class SchedulerOutput:
     finished_seq_ids: list[int]
     num_prompt_tokens: int = 0
     num_decodes: int = 0
+    state_copies: list[StateCopy] = field(factory=list)
     withheld: list[ScheduledSequence] = field(factory=list)
 
     def part(self, rows: Sequence_[int]) -> SchedulerOutput:
@@ -121,11 +123,18 @@ class SchedulerOutput:
                     adapter=None if sequence.request.adapter is None else sequence.request.adapter.number,
                     adapter_start=sequence.request.adapter_start,
                     media=sequence.request.media,
+                    state_slot=sequence.table.state_slot,
                     second_part=second_part,
                 )
             )
         copies = [(copy.src, copy.dst, copy.num_tokens) for copy in self.copies]
-        return Step(rows=rows, copies=copies, released=self.released, finished_seq_ids=self.finished_seq_ids)
+        return Step(
+            rows=rows,
+            copies=copies,
+            state_copies=[(copy.src, copy.dst) for copy in self.state_copies],
+            released=self.released,
+            finished_seq_ids=self.finished_seq_ids,
+        )
 
 
 def _num_read(sequence: Sequence, row: ScheduledSequence) -> int:

@@ -163,8 +163,16 @@ class Scheduler:
             return SchedulerOutput([], [], [], dropped, [])
         finished, self._finished_seq_ids = self._finished_seq_ids, []
         num_prompt_tokens = sum(row.num_new_tokens for row in chunks if row.start < row.sequence.num_prompt_tokens)
-        rows, copies, released = decodes + chunks, self._kv.take_copies(), self._kv.take_released()
-        return SchedulerOutput(rows, copies, released, dropped, finished, num_prompt_tokens, len(decodes))
+        return SchedulerOutput(
+            decodes + chunks,
+            self._kv.take_copies(),
+            self._kv.take_released(),
+            dropped,
+            finished,
+            num_prompt_tokens,
+            len(decodes),
+            self._kv.take_state_copies(),
+        )
 
     def withhold(self, output: SchedulerOutput, rows: Iterable[int]) -> None:
         """Schedule nothing for some sequences until a step is updated, because their next token is not on the device.
