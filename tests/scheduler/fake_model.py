@@ -9,13 +9,15 @@ from attrs import define, evolve, field
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.contiguous import SequenceKvManager
-from paged_sdk.kv.manager import KvTable
+from paged_sdk.kv.manager import KvManager, KvTable
 from paged_sdk.kv.paged import KvCacheManager
+from paged_sdk.kv.states import StatefulKvManager
 from paged_sdk.scheduler.output import NewTokens, SchedulerOutput
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from sequences import SAMPLING, make_sequence
 from shadow_kv import ShadowKv, check_paged, history_marks
+from shadow_states import ShadowStates, check_states
 
 VOCAB = 5
 STOP = 0
@@ -47,10 +49,15 @@ def reference(sequence: Sequence, config: EngineConfig) -> list[int]:
 
 @define(eq=False)
 class Harness:
-    """Runs a scheduler, its memory and the fake model, and checks them at every step."""
+    """Runs a scheduler, its memory and the fake model, and checks them at every step.
+
+    :ivar has_states: whether the model has recurrent layers
+    """
 
     config: EngineConfig
-    manager: KvCacheManager | SequenceKvManager = field(init=False)
+    has_states: bool = False
+    manager: KvManager = field(init=False)
+    states: ShadowStates = field(factory=ShadowStates)
     scheduler: Scheduler = field(init=False)
     shadow: ShadowKv = field(init=False)
     num_steps: int = 0
@@ -80,6 +87,10 @@ class Harness:
                 num_kept=config.prefix_cache_n,
             )
         )
+        if self.has_states:
+            self.manager = StatefulKvManager(
+                self.manager, num_running=config.max_num_seqs, num_kept=config.num_kept_states
+            )
         self.scheduler = Scheduler(config, self.manager)
         self.shadow = ShadowKv(config.block_size if config.paged else None)
 
@@ -155,6 +166,7 @@ class Harness:
         self.num_steps += 1
         self.shadow.copy(output.copies)
         self.shadow.release(output.released)
+        self.states.copy(output.state_copies)
         overlap = self._overlap()
         histories = []
         for row in output.scheduled:
@@ -164,6 +176,11 @@ class Harness:
             if row.draft_token_ids:
                 token_ids = [*token_ids, *row.draft_token_ids]
             histories.append(history_marks(token_ids, keys_of(row.sequence, is_long=row.sequence.is_long)))
+        if self.has_states:
+            rows = output.message().rows
+            assert len({row.state_slot for row in rows}) == len(rows)
+            for step_row, marks in zip(rows, histories, strict=True):
+                self.states.advance(step_row.state_slot, marks, step_row.start, step_row.end)
         for row, marks in zip(output.scheduled, histories, strict=True):
             prompt_end = row.sequence.num_prompt_tokens
             for position in range(row.start, row.end):
@@ -274,10 +291,14 @@ class Harness:
                 held.append(sequence.table)
             else:
                 assert sequence.table.ids == []
-        if isinstance(self.manager, KvCacheManager):
-            # Choices that were forked in this very update are not known here yet.
-            held += [s.table for s in self.scheduler._running if s.seq_id not in self.sequences]
-            check_paged(self.manager, held)
+        # Choices that were forked in this very update are not known here yet.
+        held += [s.table for s in self.scheduler._running if s.seq_id not in self.sequences]
+        own = self.manager
+        if isinstance(own, StatefulKvManager):
+            check_states(own, held, num_running=self.config.max_num_seqs, num_kept=self.config.num_kept_states)
+            own = own._kv
+        if isinstance(own, KvCacheManager):
+            check_paged(own, held)
 
     def check_end(self) -> None:
         """Check that nothing is held, and that every text is what it would have been alone."""

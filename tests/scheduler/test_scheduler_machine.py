@@ -27,6 +27,8 @@ class PagedMachine(RuleBasedStateMachine):
     fewer_blocks = 0
     longest_prompt = 17
     max_model_len = 28
+    has_states = False
+    keeps_sequences = True
 
     @initialize(
         num_blocks=st.integers(6, 12),
@@ -41,14 +43,15 @@ class PagedMachine(RuleBasedStateMachine):
                 paged=self.paged,
                 num_blocks=num_blocks - self.fewer_blocks,
                 block_size=3,
-                prefix_cache_n=cache,
+                prefix_cache_n=cache if self.keeps_sequences else 0,
                 max_num_seqs=seats,
                 max_num_batched_tokens=budget,
                 max_slowdown=slowdown,
                 max_model_len=self.max_model_len,
                 sliding_window=self.window,
                 rope_switch=self.switch,
-            )
+            ),
+            has_states=self.has_states,
         )
 
     @rule(seconds=st.sampled_from([0.0, 1e-6, 1e-3, 1.0]))
@@ -159,6 +162,34 @@ class ContiguousSwitchMachine(SwitchMachine):
     paged = False
 
 
+class StatefulMachine(PagedMachine):
+    """Texts of a model whose recurrent layers keep a state for each; such a model has no drafts."""
+
+    has_states = True
+
+    @rule()
+    def step_with_drafts(self) -> None:  # type: ignore[override]
+        self.harness.step()
+
+
+class WindowStatefulMachine(StatefulMachine):
+    """Attends within windows in its other layers."""
+
+    window = WindowMachine.window
+    fewer_blocks = WindowMachine.fewer_blocks
+    longest_prompt = WindowMachine.longest_prompt
+    max_model_len = WindowMachine.max_model_len
+
+
+class SwitchStatefulMachine(StatefulMachine):
+    switch = SwitchMachine.switch
+
+
+class ContiguousStatefulMachine(StatefulMachine):
+    paged = False
+    keeps_sequences = False
+
+
 _SETTINGS = settings(
     deadline=None,
     derandomize=True,
@@ -168,9 +199,15 @@ _SETTINGS = settings(
 )
 for _machine in (PagedMachine, WindowMachine, ContiguousMachine, SwitchMachine, ContiguousSwitchMachine):
     _machine.TestCase.settings = _SETTINGS
+for _machine in (StatefulMachine, WindowStatefulMachine, SwitchStatefulMachine, ContiguousStatefulMachine):
+    _machine.TestCase.settings = settings(_SETTINGS, max_examples=30)
 
 TestPaged = PagedMachine.TestCase
 TestWindow = WindowMachine.TestCase
 TestContiguous = ContiguousMachine.TestCase
 TestSwitch = SwitchMachine.TestCase
 TestContiguousSwitch = ContiguousSwitchMachine.TestCase
+TestStateful = StatefulMachine.TestCase
+TestWindowStateful = WindowStatefulMachine.TestCase
+TestSwitchStateful = SwitchStatefulMachine.TestCase
+TestContiguousStateful = ContiguousStatefulMachine.TestCase

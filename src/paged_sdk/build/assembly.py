@@ -50,6 +50,7 @@ from paged_sdk.config.env import Environment, read_launch
 from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.engine.engine import Engine
+from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
@@ -168,6 +169,8 @@ def _load(
     loaded = load_weights(loading, group=group)
     draft = load_draft(loaded, loading)
     model, settings, placement = loaded.model, loading.settings, loaded.placement
+    if proposer is not None and model.config.recurrent_layers:
+        raise ConfigError.of("proposer", proposer, "none for a model with recurrent layers")
     config = resolve_engine_config(
         model.config, settings, loading.environment, devices=placement.devices, max_model_len=loaded.max_model_len
     )

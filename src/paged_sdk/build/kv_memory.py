@@ -131,7 +131,9 @@ def make_kv_manager(config: EngineConfig, shape: DecoderConfig) -> KvManager:
     of a model with recurrent layers.
     """
     kv = _make_kv_manager(config)
-    return StatefulKvManager(kv, config.max_num_seqs) if shape.recurrent_layers else kv
+    if not shape.recurrent_layers:
+        return kv
+    return StatefulKvManager(kv, num_running=config.max_num_seqs, num_kept=config.num_kept_states)
 
 
 def _make_kv_manager(config: EngineConfig) -> KvManager:

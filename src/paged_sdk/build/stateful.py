@@ -23,25 +23,28 @@ _log = get_logger(__name__)
 def check_stateful(
     shape: DecoderConfig, settings: BuildSettings, environment: Environment, placement: Placement
 ) -> None:
-    """Check that no setting asks for something that needs earlier states of a sequence than its last one.
+    """Check that no setting asks for something that recurrent layers do not go together with.
 
     :raises ConfigError: one does, or the topology names several devices
     """
     if not shape.recurrent_layers:
         return
-    allowed = f"0 or unset: {shape.model_type} has recurrent layers, and cached KV is of no use without their states"
-    if settings.prefix_cache_n:
-        raise ConfigError.of("with_prefix_cache_n", settings.prefix_cache_n, allowed)
-    if settings.prefix_cache_n is None and environment.prefix_cache_n:
-        raise ConfigError.of(PREFIX_CACHE_N, environment.prefix_cache_n, allowed)
+    paged = environment.paged_attn if settings.paged_attn is None else settings.paged_attn
+    asked: tuple[str, object] = ("with_prefix_cache_n", settings.prefix_cache_n)
+    if settings.prefix_cache_n is None:
+        asked = (PREFIX_CACHE_N, environment.prefix_cache_n)
+    if paged is False and asked[1]:
+        reason = f"{shape.model_type} has recurrent layers, whose states are kept for paged KV only"
+        raise ConfigError.of(*asked, f"0 without paged attention: {reason}")
     drafts: Sequence[tuple[str, object]] = (
         ("with_speculation", settings.gamma),
         ("draft", None if settings.draft is None else settings.draft.model.location),
         *(((GAMMA, environment.gamma), (DRAFT_MODEL, environment.draft_model)) if settings.gamma is None else ()),
     )
-    if (asked := next((each for each in drafts if each[1]), None)) is not None:
-        reason = f"{shape.model_type} has recurrent layers, whose states do not go back to before a rejected draft"
-        raise ConfigError.of(*asked, f"no speculation: {reason}")
+    for setting, value in drafts:
+        if value:
+            reason = f"{shape.model_type} has recurrent layers, whose states do not go back to before a rejected draft"
+            raise ConfigError.of(setting, value, f"no speculation: {reason}")
     if not placement.is_one_device:
         raise ConfigError.of(
             "Topology.devices", str(placement), f"one device for {shape.model_type}'s recurrent layers"
@@ -81,6 +84,11 @@ def with_states(
     """
     if not shape.recurrent_layers:
         return activations
-    num_bytes = config.max_num_seqs * state_bytes(shape, dtype)
-    _log.info("States of recurrent layers: %.1f MiB for %d sequences.", num_bytes / 2**20, config.max_num_seqs)
+    num_bytes = config.num_state_slots * state_bytes(shape, dtype)
+    _log.info(
+        "States of recurrent layers: %.1f MiB for %d sequences and %d kept prefixes.",
+        num_bytes / 2**20,
+        config.max_num_seqs,
+        config.num_kept_states,
+    )
     return {**activations, device: activations.get(device, 0) + num_bytes}

@@ -46,7 +46,7 @@ class _Inputs:
     strength: Tensor
 
     def at(self, tokens: Tensor) -> _Inputs:
-        """Return those of some tokens, ``[...]`` int64. A token beyond the last one has zeros, which change no state."""
+        """Return those of some tokens, ``[...]`` int64; zeros, which change no state, for a token beyond the last."""
         taken = (
             torch.cat([each, each.new_zeros(1, *each.shape[1:])])[tokens]
             for each in (self.query, self.key, self.value, self.log_decay, self.strength)

@@ -130,7 +130,7 @@ class KvCacheManager:
         if num_computed < table.next_commit:
             return
         num_full = num_computed // self.block_size
-        if self._prefix_caching and table.epoch == self._epoch and num_full > table.num_published:
+        if num_full > table.num_published and self.shares(table):
             self._extend_hashes(table, token_ids, num_computed)
             for index in range(table.num_published, num_full):
                 digest = table.hashes[index]
@@ -144,6 +144,10 @@ class KvCacheManager:
             table.next_commit = min(
                 table.next_commit, (table.num_out_of_window + 1) * self.block_size + self._window - 1
             )
+
+    def shares(self, table: KvTable) -> bool:
+        """Return whether a table's KV may be found by other sequences."""
+        return self._prefix_caching and table.epoch == self._epoch
 
     def fork(self, table: KvTable, num_computed: int) -> KvTable:
         """Return a second table over the same blocks; the first to write to a shared block gets a copy."""
