@@ -43,7 +43,9 @@ def naive_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.stack(out)
 
 
-def naive_delta(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+def naive_delta(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, strength: Tensor
+) -> tuple[Tensor, Tensor]:
     """Follow the rule's definition, token by token and head by head; return the outputs and the states."""
     outputs = torch.empty_like(value)
     states = torch.zeros(VALUE_HEADS, KEY_DIM, VALUE_DIM, dtype=value.dtype)
@@ -103,8 +105,11 @@ def test_gated_delta_rule_over_steps(name: str) -> None:
     for lengths in steps:
         rows = rows_of(lengths, starts, slots)
         spans = list(zip(texts, starts, lengths, strict=True))
-        inputs = [torch.cat([text[each][start : start + n] for text, start, n in spans]) for each in range(5)]
-        for own, part in zip(parts, torch.split(gated_delta_rule(*inputs, pool, rows), list(lengths)), strict=True):
+        query, key, value, decay, strength = (
+            torch.cat([text[each][start : start + n] for text, start, n in spans]) for each in range(5)
+        )
+        out = gated_delta_rule(query, key, value, decay, strength, pool, rows)
+        for own, part in zip(parts, torch.split(out, list(lengths)), strict=True):
             own.append(part)
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
     for text, own, slot in zip(texts, parts, slots, strict=True):

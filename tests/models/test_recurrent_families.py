@@ -193,7 +193,7 @@ def _error(own: Tensor, expected: Tensor) -> float:
 
 
 def test_kv_is_kept_of_layers_with_attention_alone() -> None:
-    reference, model = models("lfm2")
+    _, model = models("lfm2")
     config = model.config
     assert config.attention_layers == [2]
     assert config.kv_elements_per_token == 2 * config.num_kv_heads * config.head_dim

@@ -168,7 +168,7 @@ class StatefulMachine(PagedMachine):
     has_states = True
 
     @rule()
-    def step_with_drafts(self) -> None:  # type: ignore[override]
+    def step_with_drafts(self) -> None:
         self.harness.step()
 
 

@@ -15,7 +15,7 @@ from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype
 from paged_sdk.build.ranks.ranks import place_ranks
 from paged_sdk.build.sizing import resolve_draft, resolve_engine_config, resolve_max_model_len
-from paged_sdk.build.stateful import check_stateful, refuse_ranks, with_states
+from paged_sdk.build.stateful import check_stateful, refuse_ranks, states_of, with_states
 from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.decoder import DecoderConfig
@@ -105,6 +105,7 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
         kv_tokens=tokens,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
+        state_bytes=states_of(plan.config, config, dtype),
     )
 
 

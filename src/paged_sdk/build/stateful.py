@@ -15,7 +15,7 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
 
-__all__ = ["check_stateful", "refuse_draft", "refuse_ranks", "with_states"]
+__all__ = ["check_stateful", "refuse_draft", "refuse_ranks", "states_of", "with_states"]
 
 _log = get_logger(__name__)
 
@@ -69,6 +69,14 @@ def refuse_draft(shape: DecoderConfig, location: str) -> None:
         raise ConfigError.of("draft", location, f"a model without recurrent layers, which {shape.model_type} has")
 
 
+def states_of(shape: DecoderConfig, config: EngineConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of the states of recurrent layers, of running sequences and of prefixes that are kept.
+
+    :param dtype: the model's dtype
+    """
+    return config.num_state_slots * state_bytes(shape, dtype)
+
+
 def with_states(
     activations: dict[torch.device, int],
     shape: DecoderConfig,
@@ -84,7 +92,7 @@ def with_states(
     """
     if not shape.recurrent_layers:
         return activations
-    num_bytes = config.num_state_slots * state_bytes(shape, dtype)
+    num_bytes = states_of(shape, config, dtype)
     _log.info(
         "States of recurrent layers: %.1f MiB for %d sequences and %d kept prefixes.",
         num_bytes / 2**20,

@@ -8,7 +8,7 @@ from paged_sdk.config.decoder import Activation, DecoderConfig
 from paged_sdk.config.recurrent import ShortConvConfig
 from paged_sdk.models.common_config import FULL, read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, TensorNames
+from paged_sdk.models.family import DecoderFamily, NormNames, Sizes, TensorNames
 
 __all__ = ["FAMILY", "NAMES", "read_lfm2"]
 
@@ -30,7 +30,7 @@ NAMES = TensorNames(
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
-    fields = fields.renamed(intermediate_size="block_ff_dim").with_defaults(intermediate_size=12_288)
+    fields = fields.renamed(intermediate_size="block_ff_dim")
     return read_lfm2(fields.updated(ConfigFields({"intermediate_size": _mlp_size(fields)})))
 
 
@@ -84,4 +84,9 @@ def _mlp_size(fields: ConfigFields) -> int:
     return -(-size // unit) * unit
 
 
-FAMILY = DecoderFamily(architectures=("Lfm2ForCausalLM",), read=_read, names=(NAMES,))
+FAMILY = DecoderFamily(
+    architectures=("Lfm2ForCausalLM",),
+    read=_read,
+    names=(NAMES,),
+    sizes=Sizes(vocab=65_536, hidden=2560, mlp=12_288, layers=32, heads=32),
+)

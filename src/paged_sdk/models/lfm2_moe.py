@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_moe
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, ExpertNames
+from paged_sdk.models.family import DecoderFamily, ExpertNames, Sizes
 from paged_sdk.models.lfm2 import NAMES, read_lfm2
 
 __all__ = ["FAMILY"]
@@ -45,4 +45,5 @@ FAMILY = DecoderFamily(
     architectures=("Lfm2MoeForCausalLM",),
     read=_read,
     names=(evolve(NAMES, experts=(ExpertNames(block="feed_forward", gate="w1", up="w3", down="w2"),)),),
+    sizes=Sizes(vocab=65_536, hidden=2048, mlp=7168, layers=32, heads=32),
 )
