@@ -68,15 +68,15 @@ class GatedDeltaBlock:
         inner = F.silu(short_conv(inner, self._conv, None, conv_pool, step.rows))
         query, key, value = torch.split(inner, [config.key_width, config.key_width, config.value_width], -1)
         read = gated_delta_rule(
-            query.unflatten(-1, (-1, config.key_dim)),
-            key.unflatten(-1, (-1, config.key_dim)),
-            value.unflatten(-1, (-1, config.value_dim)),
+            torch.unflatten(query, -1, (-1, config.key_dim)),
+            torch.unflatten(key, -1, (-1, config.key_dim)),
+            torch.unflatten(value, -1, (-1, config.value_dim)),
             -self._rate * F.softplus(decay.to(self._rate.dtype) + self._step_bias),
             strength.sigmoid(),
             pool,
             step.rows,
         )
-        gates = gates.unflatten(-1, (-1, config.value_dim)).to(self._rate.dtype)
+        gates = torch.unflatten(gates, -1, (-1, config.value_dim)).to(self._rate.dtype)
         gated = (self._norm.forward(read) * F.silu(gates)).to(x.dtype)
         return self.output.forward(gated.flatten(1), ctx)
 
