@@ -64,8 +64,9 @@ class RecurrentRows:
     def __init__(
         self, slots: Sequence[int], starts: Sequence[int], lengths: Sequence[int], *, device: torch.device
     ) -> None:
-        self.lengths = tuple(lengths)
-        self.slots, starts_there = to_device(device, np.array(slots), np.array(starts))
+        slots_there, starts_there = to_device(device, np.array(slots), np.array(starts))
+        self.lengths: tuple[int, ...] = tuple(lengths)
+        self.slots: Tensor = slots_there
         self.is_new: Tensor = starts_there == 0
         self._device = device
         self._lines: dict[int, LinePlaces] = {}

@@ -4,7 +4,8 @@ GGUF's names come from llama.cpp. Its converters change values in six ways only:
 others are permuted (llama.cpp's rotary embedding pairs neighbours, Hugging Face's pairs the halves of a head); the norm
 weights of gemma and nemotron have 1 added; the matrices of a layer's experts are stacked, as are stablelm's per-head
 norms; fused QKV matrices have all queries, all keys, all values (falcon's and bloom's checkpoints group them by KV
-head); Qwen3-Reranker's rank head has two rows, which are to be subtracted; and convolutions of lfm2 have one dimension less.
+head); Qwen3-Reranker's rank head has two rows, which are to be subtracted; and lfm2's convolutions have one dimension
+less.
 
 The table is our own. The gguf package's maps go from every name that any checkpoint has used to GGUF's: inverting them
 takes a list of the Hugging Face names of each architecture, which is this table. The package would also require pyyaml
