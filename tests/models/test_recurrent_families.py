@@ -27,6 +27,7 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.kernels.step import StepContext
+from paged_sdk.models.any_model import plan_model
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import read_config
 from paged_sdk.models.fusible import why_not_fused
@@ -262,3 +263,8 @@ def test_nested_text_decoder() -> None:
     (own,) = step(nested, backend_of(nested), [(PROMPT, 0, 0)])
     (expected,) = step(model, backend_of(model), [(PROMPT, 0, 0)])
     assert torch.equal(own, expected)
+    with pytest.raises(UnsupportedArchitectureError, match="takes no images here") as refused:
+        plan_model(config, torch.float32, images=True)
+    assert refused.value.architecture == "qwen3_5"
+    assert "qwen3_vl" in refused.value.supported
+    assert plan_model(config, torch.float32).config.recurrent_layers

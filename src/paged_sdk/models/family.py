@@ -25,6 +25,7 @@ __all__ = [
     "find_family",
     "has_family",
     "has_head",
+    "must_take_images",
     "ranks_texts",
     "read_config",
     "supported_families",
@@ -192,6 +193,7 @@ class NestedFamily:
     :ivar places: possible prefixes of the decoder's tensors, each with the name of the output projection
     :ivar ties: default of the whole config's ``tie_word_embeddings``
     :ivar adapt: adapts the decoder's shape to the whole config
+    :ivar takes_images: whether prompts may have images; False: the decoder runs without the encoder
     """
 
     architectures: tuple[str, ...]
@@ -203,6 +205,7 @@ class NestedFamily:
     )
     ties: bool = False
     adapt: Callable[[DecoderConfig, ConfigFields], DecoderConfig] = lambda shape, fields: shape
+    takes_images: bool = True
 
     def resolve(self, fields: ConfigFields) -> DecoderFamily:
         """Return the decoder's family, adapted to the config and tensor names of this one.
@@ -318,6 +321,26 @@ def _is_among(classes: Collection[str], named: Collection[str]) -> bool:
 
 def _with_tied_head(family: DecoderFamily) -> DecoderFamily:
     return evolve(family, read=lambda fields: evolve(family.read(fields), tie_embeddings=True, head_bias=False))
+
+
+def must_take_images(config: Mapping[str, Any]) -> None:
+    """Refuse to read images with a model of which only the decoder runs.
+
+    :param config: config.json's content
+    :raises UnsupportedArchitectureError: the family takes no images here
+    """
+    family = _of_config(config)
+    if isinstance(family, NestedFamily) and not family.takes_images:
+        model_type = ConfigFields(config).text("model_type")
+        raise UnsupportedArchitectureError(
+            f"model_type {shown(model_type)} takes no images here: its decoder runs without them (TextModelBuilder)",
+            architecture=model_type,
+            supported=[
+                name
+                for name, each in supported_families().items()
+                if isinstance(each, NestedFamily) and each.takes_images
+            ],
+        )
 
 
 def has_head(config: Mapping[str, Any]) -> bool:
