@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import pytest
 import torch
 from attrs import evolve, frozen
+from transformers import PreTrainedModel
 
 from adapter_files import write_adapter
 from arrivals import wait_for_requests
@@ -214,16 +215,27 @@ class Matrix:
     The second of the prompts goes through an adapter.
 
     :param directory: the model's checkpoint
+    :param base: the checkpoint's model, if it is no llama
+    :param takes_drafts: whether the model takes drafts at all
     :param through: what requests go to a model through, those with drafts; None: nothing
     :ivar counts: how many tokens each proposer has drafted, how many of these were accepted, and how many were forced
     """
 
-    def __init__(self, directory: Path, *, through: Through | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        base: PreTrainedModel | None = None,
+        takes_drafts: bool = True,
+        through: Through | None = None,
+    ) -> None:
         self._through = through
+        self._takes_drafts = takes_drafts
         self.counts: dict[str, Counter[str]] = {}
         self._directory = directory
         builder = TextModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
-        self._builder = builder.with_adapter(write_adapter(directory / _ADAPTER, build_model("llama"), strength=0.05))
+        base = build_model("llama") if base is None else base
+        self._builder = builder.with_adapter(write_adapter(directory / _ADAPTER, base, strength=0.05))
         self._plain: dict[tuple[str, Case], list[Any]] = {}
         self._texts: dict[tuple[str, Case], list[str]] = {}
 
@@ -236,7 +248,7 @@ class Matrix:
         roomy = _plainly(mode)
         missing = [case for case in cases if (roomy, case) not in self._plain]
         if missing:
-            asyncio.run(self._run("none", NoDrafts(), roomy, missing, is_plain=True))
+            asyncio.run(self._run("none", self._make("none", roomy), roomy, missing, is_plain=True))
         asked = [case for case in cases if not case.is_refused(proposer)]
         refused = [case for case in CASES if case.is_refused(proposer)]
         answers, stats = asyncio.run(self._run(proposer, self._make(proposer, mode), mode, asked, refused))
@@ -276,10 +288,10 @@ class Matrix:
         with ranks_as_threads():
             load_parts(source, settings, read_environment({}), backends=backends).engine.close()
 
-    def _make(self, proposer: str, mode: str) -> Proposer:
+    def _make(self, proposer: str, mode: str) -> Proposer | None:
         match proposer:
             case "none":
-                return NoDrafts()
+                return NoDrafts() if self._takes_drafts else None
             case "suffix":
                 return drafting()
             case "prediction":
@@ -292,7 +304,7 @@ class Matrix:
     async def _run(
         self,
         name: str,
-        proposer: Proposer,
+        proposer: Proposer | None,
         mode: str,
         cases: Sequence[Case],
         refused: Sequence[Case] = (),
