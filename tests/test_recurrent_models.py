@@ -56,6 +56,11 @@ CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
 }
 PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, [9] * 70, list(range(100, 133)))
 NUM_TOKENS: Final = 24
+TARGETS: Final = (
+    *("in_proj", "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "in_proj_qkvz", "in_proj_ba", "out_proj"),
+    *("q_proj", "o_proj", "w1", "w2", "down_proj"),
+)
+"""The last parts of the names of layers that adapters change: of all kinds of layers."""
 GREEDY: Final = SamplingParams(temperature=0.0, max_len=NUM_TOKENS, ignore_eos=True)
 
 
@@ -162,6 +167,18 @@ async def test_a_conversation_computes_its_new_tokens_alone(checkpoint: Path) ->
         assert anew.choices[0].text == again.choices[0].text
 
 
+async def test_texts_that_begin_alike(checkpoint: Path) -> None:
+    """The second one leaves the state where they part, and further ones start there."""
+    reference, found = reference_of(checkpoint), []
+    async with builder_of(checkpoint).with_paged_attn(pool(4000)).build() as model:
+        for last in (1, 2, 3):
+            prompt = [*range(50, 93), *[last] * 20]
+            response = await model.send_completion_request(prompt, GREEDY)
+            found.append(response.usage.prompt_tokens_details.cached_tokens)
+            assert response.choices[0].text == await model.detokenize(continued(reference, prompt))
+    assert found == [0, 0, 40]
+
+
 async def test_few_states_are_kept(lfm2: Path) -> None:
     """The states of texts that were least recently used go first."""
     async with builder_of(lfm2).with_prefix_cache_n(2).with_paged_attn(pool(4000)).build() as model:
@@ -201,13 +218,15 @@ async def test_constraints_and_predictions_need_no_drafts(lfm2: Path) -> None:
         assert model.stats().drafted_tokens == 0
 
 
-async def test_adapters_of_convolutions_are_merged_weights(lfm2: Path, tmp_path: Path) -> None:
-    reference = reference_of(lfm2)
-    targets = ("in_proj", "out_proj", "q_proj", "w1", "w2")
-    write_adapter(tmp_path / "adapter", reference, targets=targets)
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "qwen3_next"])
+async def test_adapters_of_recurrent_layers_are_merged_weights(family: str, tmp_path: Path) -> None:
+    own = CONFIGS.get(family, CONFIGS["qwen3_5_text"] | {"mlp_only_layers": [0, 1, 2]})
+    path = make_other_checkpoint(family, tmp_path / "base", **own)
+    reference = reference_of(path)
+    write_adapter(tmp_path / "adapter", reference, targets=TARGETS)
     expected = continued(reference, PROMPTS[0]), continued(merge(reference, tmp_path / "adapter"), PROMPTS[0])
     assert expected[0] != expected[1]
-    async with builder_of(lfm2).with_adapter(tmp_path / "adapter").build() as model:
+    async with builder_of(path).with_adapter(tmp_path / "adapter").build() as model:
         got = await asyncio.gather(
             model.send_completion_request(PROMPTS[0], GREEDY),
             model.send_completion_request(PROMPTS[0], GREEDY, adapter="adapter"),

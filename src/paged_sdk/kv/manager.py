@@ -25,6 +25,7 @@ class KvTable:
     :ivar next_commit: number of computed tokens from which ``commit`` has something to do
     :ivar state_slot: where the sequence's state in recurrent layers is, while the table is in use; 0 if there are none
     :ivar num_first_blocks: full blocks that the sequence had when the table was filled
+    :ivar num_known_blocks: leading blocks whose KV was cached then, with or without a state at their end
     :ivar output_state: the hash under which a state amid the sequence's output is kept; None: none is
     :ivar cache_keys: everything beside the tokens that the KV depends on: adapter, image content, cache salt
     :ivar most_shared: how many leading tokens may have KV computed by other sequences (0 if every prompt logit is
@@ -45,6 +46,7 @@ class KvTable:
         "most_shared",
         "next_commit",
         "num_first_blocks",
+        "num_known_blocks",
         "num_out_of_window",
         "num_published",
         "output_state",
@@ -73,6 +75,7 @@ class KvTable:
         self.version: int = 0
         self.state_slot: int = 0
         self.num_first_blocks: int = 0
+        self.num_known_blocks: int = 0
         self.output_state: bytes | None = None
 
     def may_share(self, num_tokens: int) -> int:

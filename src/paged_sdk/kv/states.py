@@ -16,8 +16,9 @@ class StatefulKvManager:
 
     A sequence has a slot exactly while its table is in use: from ``attach`` until ``free``, at which its state is lost.
     KV of a prefix is of use only with the state at its end, and a state is passed once. So it is copied when a step
-    begins at the end of a block: where a prompt's chunk has ended, for which chunks are cut to whole blocks; and where
-    a block of output has become full, of which each sequence keeps only the last.
+    begins at the end of a block: where a prompt's chunk has ended, for which chunks are cut to whole blocks; where
+    texts that begin alike part; and where a block of output has become full, of which each sequence keeps only the
+    last.
 
     The device executes steps in order, copies before rows, so slots may be given away at once, and a copy reads the
     state that earlier steps leave even if they are in flight.
@@ -59,7 +60,7 @@ class StatefulKvManager:
         if self._blocks is None:
             assert not prefix.num_tokens, "no state is kept at its end"
             return prefix
-        num_blocks = len(prefix.ids)
+        table.num_known_blocks = num_blocks = len(prefix.ids)
         while num_blocks and table.hashes[num_blocks - 1] not in self._kept:
             num_blocks -= 1
         return Prefix(num_blocks * self._blocks.block_size, prefix.ids[:num_blocks])
@@ -87,10 +88,7 @@ class StatefulKvManager:
         num_blocks = start // size
         if num_blocks and start % size == 0 and len(table.hashes) >= num_blocks:
             self._keep(table, table.hashes[num_blocks - 1], is_output=num_blocks > table.num_first_blocks)
-        cut = (start + num_tokens) // size * size
-        if cut == start + num_tokens == table.num_first_blocks * size:
-            cut -= size  # a text of whole blocks: who has the same computes its last token
-        granted = self._kv.grow(table, start, cut - start if start < cut else num_tokens)
+        granted = self._kv.grow(table, start, self._cut(table, start, start + num_tokens) - start)
         if num_tokens > 1:
             table.capacity = min(table.capacity, start + granted)  # so that the next chunk comes by here
         return granted
@@ -136,6 +134,21 @@ class StatefulKvManager:
         self._kv.reset_prefix_cache()
         for digest in list(self._kept):
             self._drop(digest)
+
+    def _cut(self, table: KvTable, start: int, end: int) -> int:
+        """Return where a chunk ends: at the end of a block at which a state is to be kept, if there is one within.
+
+        That is where another text has gone on otherwise, since further ones may begin alike, or the last one.
+        """
+        assert self._blocks is not None
+        size = self._blocks.block_size
+        parting = table.num_known_blocks * size
+        if start < parting < end:
+            return parting
+        cut = end // size * size
+        if cut == end == table.num_first_blocks * size:
+            cut -= size  # a text of whole blocks: who has the same computes its last token
+        return cut if start < cut else end
 
     def _keep(self, table: KvTable, digest: bytes, *, is_output: bool) -> None:
         """Keep a copy of a table's state, unless there is one of the same tokens.
