@@ -64,7 +64,7 @@ TARGETS: Final = (
 GREEDY: Final = SamplingParams(temperature=0.0, max_len=NUM_TOKENS, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module", params=["lfm2", pytest.param("qwen3_5_text", marks=pytest.mark.long)])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family: str = request.param
     return make_other_checkpoint(family, tmp_path_factory.mktemp(family), **CONFIGS[family])
@@ -116,7 +116,17 @@ SETTINGS: Final[Mapping[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    ("checkpoint", "name"),
+    [
+        *(("lfm2", name) for name in SETTINGS),
+        *(
+            pytest.param("qwen3_5_text", name, marks=() if name == "preempted" else pytest.mark.long)
+            for name in SETTINGS
+        ),
+    ],
+    indirect=["checkpoint"],
+)
 async def test_texts_are_those_of_transformers(checkpoint: Path, name: str) -> None:
     reference = reference_of(checkpoint)
     expected = [continued(reference, prompt) for prompt in PROMPTS]
