@@ -14,11 +14,11 @@ from paged_sdk.engine.events import Listener, Outbox
 from paged_sdk.engine.metrics import Metrics
 from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.errors import InvalidRequestError, NumericalError, RequestFailedError
+from paged_sdk.kv.block_store import BlockStore
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.logs import get_logger
 from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.output import PendingStep, Runner, RunnerOutput, StepMemoryError
-from paged_sdk.runner.stored_blocks import StoredBlocks
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.scheduler.request import Request
@@ -70,7 +70,7 @@ class Engine:
         *,
         proposer: Proposer | None = None,
         images: ImageQueue[Any] | None = None,
-        blocks: StoredBlocks | None = None,
+        blocks: BlockStore | None = None,
     ) -> None:
         self._images = images
         self._blocks = blocks

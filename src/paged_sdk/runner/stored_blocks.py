@@ -65,7 +65,7 @@ class _ReadBlocks:
 
 
 class StoredBlocks:
-    """Implements the scheduler's :class:`~paged_sdk.scheduler.awaited_blocks.BlockStore`.
+    """Implements :class:`~paged_sdk.kv.block_store.BlockStore` by files.
 
     The engine's thread copies blocks out of the pool and into it; two other threads write and read files. Their errors
     do not reach the engine: a block that cannot be read is computed, and one that cannot be written is not stored.
@@ -108,21 +108,21 @@ class StoredBlocks:
 
     @property
     def has_ready(self) -> bool:
-        """Implement :attr:`BlockStore.has_ready`."""
+        """Implement :attr:`BlockReader.has_ready`."""
         return bool(self._ready)
 
     def has(self, digest: bytes) -> bool:
-        """Implement :meth:`BlockStore.has`."""
+        """Implement :meth:`BlockReader.has`."""
         return self._files.has(digest)
 
     def read(self, digests: Sequence[bytes]) -> None:
-        """Implement :meth:`BlockStore.read`."""
+        """Implement :meth:`BlockReader.read`."""
         with self._changed:
             self._to_read.append(digests)
             self._changed.notify_all()
 
     def take_ready(self) -> list[Collection[bytes]]:
-        """Implement :meth:`BlockStore.take_ready`."""
+        """Implement :meth:`BlockReader.take_ready`."""
         with self._changed:
             ready, self._ready = self._ready, []
         self._taken += ready

@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from collections.abc import Sequence as Sequence_
-from typing import Protocol
 
 from attrs import field, frozen
 
+from paged_sdk.kv.block_store import BlockReader
 from paged_sdk.kv.manager import KvManager, Prefix
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from paged_sdk.scheduler.waiting_queue import WaitingQueue
 
-__all__ = ["AwaitedBlocks", "BlockStore"]
-
-
-class BlockStore(Protocol):
-    """Reads the content of blocks that were cached once and may have left the pool."""
-
-    @property
-    def has_ready(self) -> bool:
-        """Return whether :meth:`take_ready` has something to return."""
-        ...
-
-    def has(self, digest: bytes) -> bool:
-        """Return whether a block's content seems to be stored, without reading it."""
-        ...
-
-    def read(self, digests: Sequence_[bytes]) -> None:
-        """Start to read blocks, in order, up to one that cannot be read. :meth:`take_ready` returns which were."""
-        ...
-
-    def take_ready(self) -> list[Collection[bytes]]:
-        """Return which blocks have been read by the calls of :meth:`read` that have ended since the last call, in the
-        order of these calls. Their content is kept until the next step is executed.
-        """
-        ...
+__all__ = ["AwaitedBlocks"]
 
 
 @frozen(eq=False)
@@ -60,7 +36,7 @@ class AwaitedBlocks:
     :param store: reads blocks; None: nothing is stored
     """
 
-    def __init__(self, store: BlockStore | None, kv: KvManager, waiting: WaitingQueue) -> None:
+    def __init__(self, store: BlockReader | None, kv: KvManager, waiting: WaitingQueue) -> None:
         self._store = store
         self._kv = kv
         self._waiting = waiting

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from paged_sdk.kv.block_store import BlockReader
 from paged_sdk.kv.manager import KvManager, Prefix
-from paged_sdk.scheduler.awaited_blocks import AwaitedBlocks, BlockStore
+from paged_sdk.scheduler.awaited_blocks import AwaitedBlocks
 from paged_sdk.scheduler.awaited_images import AwaitedImages, ImageGate
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from paged_sdk.scheduler.waiting_queue import WaitingQueue
@@ -20,7 +21,7 @@ class AwaitedInputs:
     """
 
     def __init__(
-        self, images: ImageGate | None, store: BlockStore | None, kv: KvManager, waiting: WaitingQueue
+        self, images: ImageGate | None, store: BlockReader | None, kv: KvManager, waiting: WaitingQueue
     ) -> None:
         self._kv = kv
         self._waiting = waiting

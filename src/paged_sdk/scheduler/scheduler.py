@@ -8,9 +8,9 @@ from typing import Final
 
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
+from paged_sdk.kv.block_store import BlockReader
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.scheduler.admission import SHORT_PROMPT_DIVISOR, Admission
-from paged_sdk.scheduler.awaited_blocks import BlockStore
 from paged_sdk.scheduler.awaited_images import ImageGate
 from paged_sdk.scheduler.awaited_inputs import AwaitedInputs
 from paged_sdk.scheduler.draft_account import DraftAccount, VerifiedDrafts
@@ -51,7 +51,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: EngineConfig, kv: KvManager, images: ImageGate | None = None, store: BlockStore | None = None
+        self, config: EngineConfig, kv: KvManager, images: ImageGate | None = None, store: BlockReader | None = None
     ) -> None:
         self._config = config
         self._kv = kv
