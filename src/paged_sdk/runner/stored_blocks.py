@@ -145,10 +145,8 @@ class StoredBlocks:
             self._changed.notify_all()
 
     def store(self, blocks: Sequence[StoredBlock]) -> None:
-        """Copy full blocks out of the pool, to be written. Those that are stored already are left out, and all while
-        too many wait.
-        """
-        new = [block for block in blocks if block.digest not in self._unwritten and not self._files.has(block.digest)]
+        """Copy full blocks out of the pool, to be written; none while too many wait."""
+        new = [block for block in blocks if block.digest not in self._unwritten]
         num_bytes = len(new) * sum(self._sizes)
         is_full = self._num_unwritten and self._num_unwritten + num_bytes > _MOST_UNWRITTEN
         if not new or is_full or self._content is None or time.monotonic() < self._paused_until:
