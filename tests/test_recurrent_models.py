@@ -270,6 +270,7 @@ async def test_embeddings_and_scores(checkpoint: Path) -> None:
     [
         (lambda builder: builder.with_speculation(SpeculativeConfig(gamma=2)), "with_speculation"),
         (lambda builder: builder.without_paged_attn().with_prefix_cache_n(4), "with_prefix_cache_n"),
+        (lambda builder: builder.with_prefix_cache_dir("never_made"), "with_prefix_cache_dir"),
         (lambda builder: builder.with_tensor_parallel(2), "with_tensor_parallel"),
         (lambda builder: builder.with_batch_invariance(), "with_batch_invariance"),
     ],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from attrs import define, evolve, field
 
+from fake_store import FakeStore
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.contiguous import SequenceKvManager
@@ -56,6 +57,7 @@ class Harness:
 
     config: EngineConfig
     has_states: bool = False
+    store: FakeStore | None = None
     manager: KvManager = field(init=False)
     states: ShadowStates = field(factory=ShadowStates)
     scheduler: Scheduler = field(init=False)
@@ -79,6 +81,7 @@ class Harness:
                 config.block_size,
                 prefix_caching=config.prefix_cache_n > 0,
                 sliding_window=config.sliding_window,
+                records_published=self.store is not None,
             )
             if config.paged
             else SequenceKvManager(
@@ -91,7 +94,7 @@ class Harness:
             self.manager = StatefulKvManager(
                 self.manager, num_running=config.max_num_seqs, num_kept=config.num_kept_states
             )
-        self.scheduler = Scheduler(config, self.manager)
+        self.scheduler = Scheduler(config, self.manager, store=self.store)
         self.shadow = ShadowKv(config.block_size if config.paged else None)
 
     @property
@@ -129,6 +132,10 @@ class Harness:
         had_work = self.has_work
         before = {s.seq_id: (s.num_computed_tokens + s.num_in_flight, s.num_awaited) for s in self.sequences.values()}
         output = self.scheduler.schedule()
+        if self.store is not None and self.store.to_read and not output.scheduled:
+            assert self.scheduler.is_stalled or output.dropped or self.flight or self.store.has_ready
+            self.store.answer()
+            had_work = False
         assert output.scheduled or output.dropped or self.flight or not had_work, "no progress"
         assert sum(row.num_new_tokens for row in output.scheduled) <= self.config.max_num_batched_tokens
         rows = [row.sequence.seq_id for row in output.scheduled]
@@ -167,6 +174,8 @@ class Harness:
         self.shadow.copy(output.copies)
         self.shadow.release(output.released)
         self.states.copy(output.state_copies)
+        if self.store is not None:
+            self.store.restore(output.restores, self.shadow)
         overlap = self._overlap()
         histories = []
         for row in output.scheduled:
@@ -203,6 +212,8 @@ class Harness:
     def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> NewTokens:
         """Take in a step and check what it is said to have done."""
         new_tokens = self.scheduler.update(output, sampled)
+        if self.store is not None:
+            self.store.store(self.manager.take_published(), self.shadow)
         self.scheduler.note_time(
             output, 2e-3 + self.token_seconds * sum(row.num_new_tokens for row in output.scheduled)
         )

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from fake_store import FakeStore
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.scheduler.sequence import SequenceStatus
@@ -29,6 +30,7 @@ class PagedMachine(RuleBasedStateMachine):
     max_model_len = 28
     has_states = False
     keeps_sequences = True
+    stores = False
 
     @initialize(
         num_blocks=st.integers(6, 12),
@@ -52,6 +54,7 @@ class PagedMachine(RuleBasedStateMachine):
                 rope_switch=self.switch,
             ),
             has_states=self.has_states,
+            store=FakeStore(block_size=3) if self.stores else None,
         )
 
     @rule(seconds=st.sampled_from([0.0, 1e-6, 1e-3, 1.0]))
@@ -148,6 +151,29 @@ class WindowMachine(PagedMachine):
     max_model_len = 60
 
 
+class StoreMachine(PagedMachine):
+    """Blocks that have left the pool come back from a store, which answers late."""
+
+    stores = True
+
+    @rule(num_reads=st.integers(1, 3))
+    def read(self, num_reads: int) -> None:
+        assert self.harness.store is not None
+        for _ in range(num_reads):
+            self.harness.store.answer()
+
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        """A stored block disappears, as another process may remove it."""
+        assert self.harness.store is not None
+        if self.harness.store.content:
+            del self.harness.store.content[data.draw(st.sampled_from(sorted(self.harness.store.content)))]
+
+
+class StoreWindowMachine(StoreMachine, WindowMachine):
+    """Texts longer than the pool, whose first blocks are read to be skipped."""
+
+
 class ContiguousMachine(PagedMachine):
     paged = False
 
@@ -197,7 +223,15 @@ _SETTINGS = settings(
     stateful_step_count=30,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-for _machine in (PagedMachine, WindowMachine, ContiguousMachine, SwitchMachine, ContiguousSwitchMachine):
+for _machine in (
+    PagedMachine,
+    WindowMachine,
+    ContiguousMachine,
+    SwitchMachine,
+    ContiguousSwitchMachine,
+    StoreMachine,
+    StoreWindowMachine,
+):
     _machine.TestCase.settings = _SETTINGS
 for _machine in (StatefulMachine, WindowStatefulMachine, SwitchStatefulMachine, ContiguousStatefulMachine):
     _machine.TestCase.settings = settings(_SETTINGS, max_examples=30)
@@ -206,6 +240,8 @@ TestPaged = PagedMachine.TestCase
 TestWindow = WindowMachine.TestCase
 TestContiguous = ContiguousMachine.TestCase
 TestSwitch = SwitchMachine.TestCase
+TestStore = StoreMachine.TestCase
+TestStoreWindow = StoreWindowMachine.TestCase
 TestContiguousSwitch = ContiguousSwitchMachine.TestCase
 TestStateful = StatefulMachine.TestCase
 TestWindowStateful = WindowStatefulMachine.TestCase

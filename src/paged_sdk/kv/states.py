@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection, Sequence
 
-from paged_sdk.kv.manager import KvCopy, KvManager, KvTable, KvUsage, Prefix, StateCopy
+from paged_sdk.kv.manager import KvCopy, KvManager, KvTable, KvUsage, Prefix, StateCopy, StoredBlock
 from paged_sdk.kv.paged import KvCacheManager
 
 __all__ = ["StatefulKvManager"]
@@ -49,6 +50,10 @@ class StatefulKvManager:
         return self._kv.prefix_hits
 
     @property
+    def prefix_restored(self) -> int:
+        return self._kv.prefix_restored
+
+    @property
     def usage(self) -> KvUsage:
         return self._kv.usage
 
@@ -64,6 +69,13 @@ class StatefulKvManager:
         while num_blocks and table.hashes[num_blocks - 1] not in self._kept:
             num_blocks -= 1
         return Prefix(num_blocks * self._blocks.block_size, prefix.ids[:num_blocks])
+
+    def hashes_after(self, table: KvTable, token_ids: list[int], prefix: Prefix) -> Sequence[bytes]:
+        """Return nothing: a store has no states, without which its KV is of no use."""
+        return ()
+
+    def restore(self, digests: Sequence[bytes], stored: Collection[bytes]) -> None:
+        self._kv.restore(digests, stored)
 
     def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
         return self._kv.fits(prefix, num_tokens, num_growing=num_growing)
@@ -125,6 +137,12 @@ class StatefulKvManager:
         copies = list(self._copies.values())
         self._copies.clear()
         return copies
+
+    def take_restores(self) -> list[StoredBlock]:
+        return self._kv.take_restores()
+
+    def take_published(self) -> list[StoredBlock]:
+        return self._kv.take_published()
 
     def take_released(self) -> list[int]:
         return self._kv.take_released()

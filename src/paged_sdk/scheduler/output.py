@@ -6,7 +6,7 @@ from collections.abc import Sequence as Sequence_
 
 from attrs import define, field, frozen
 
-from paged_sdk.kv.manager import KvCopy, StateCopy
+from paged_sdk.kv.manager import KvCopy, StateCopy, StoredBlock
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.types.reading import PooledVector
 from paged_sdk.types.step import AWAITED, Step, StepRow
@@ -57,7 +57,8 @@ class ScheduledSequence:
 
 @frozen(eq=False)
 class SchedulerOutput:
-    """Describes one step. The device copies KV first, then frees released slots, then writes the rows' KV.
+    """Describes one step. The device copies KV first, then frees released slots and fills restored blocks, then writes
+    the rows' KV.
 
     :ivar scheduled: the rows, decode-only ones first, then prefill chunks; if there are none, nothing is executed and
         only ``dropped`` can have entries
@@ -70,6 +71,7 @@ class SchedulerOutput:
         count
     :ivar num_decodes: how many of the rows, the first ones, only decode
     :ivar state_copies: states of recurrent layers to copy, beside ``copies``
+    :ivar restores: blocks to fill with stored content; paged only
     :ivar withheld: rows whose sequences wait for this step's result: see :meth:`Scheduler.withhold`
     """
 
@@ -82,6 +84,7 @@ class SchedulerOutput:
     num_decodes: int = 0
     state_copies: list[StateCopy] = field(factory=list)
     withheld: list[ScheduledSequence] = field(factory=list)
+    restores: list[StoredBlock] = field(factory=list)
 
     def part(self, rows: Sequence_[int]) -> SchedulerOutput:
         """Return an output with some of the rows, so that their results can be processed separately. It counts no
