@@ -184,10 +184,11 @@ FORMATS: Final = {
     "4 bits, bias, all rotated, ranges": KvFormat(keys=Rotated(Affine(32)), values=Rotated(Affine(32))),
     "4 bits, measured, ranges": KvFormat(keys=Affine(32), values=Affine(32), offsets=Offsets.MEASURED),
     "4 bits, measured, all rotated, ranges": _best(32),
-    "the last, balanced": _best(32, balanced=True),
-    "the last, groups of 16": _best(16, balanced=True),
-    "the last, groups of 64": _best(64, balanced=True),
+    "4 bits, balanced": _best(32, balanced=True),
+    "4 bits, balanced, groups of 16": _best(16, balanced=True),
+    "4 bits, balanced, groups of 64": _best(64, balanced=True),
 }
 """The measured formats by name. Groups have 32 elements unless the name says otherwise; ``ranges`` are the best of 16;
-``bias`` and ``measured`` are offsets of keys (:class:`Offsets`).
+``bias`` and ``measured`` are offsets of keys (:class:`Offsets`). What is ``balanced`` has all the rest: measured
+offsets, rotation and best ranges.
 """

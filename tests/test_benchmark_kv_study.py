@@ -131,7 +131,7 @@ def test_offsets_save_keys_with_a_bias(biased: KvStudy) -> None:
 @needs_library
 def test_a_token_is_rounded_alone(biased: KvStudy) -> None:
     """However the text is cut, and whatever comes after."""
-    biased.format = FORMATS["the last, balanced"]
+    biased.format = FORMATS["4 bits, balanced"]
     whole = biased.engine.logits(TOKENS, chunk=256)
     for found in (biased.engine.logits(TOKENS, chunk=48), biased.engine.logits(TOKENS[:100], chunk=256)):
         torch.testing.assert_close(found, whole[: len(found)], rtol=1e-3, atol=1e-3)
