@@ -49,7 +49,7 @@ def expected(reference: Any, pooling: Pooling) -> npt.NDArray[np.float32]:
     return np.stack([vector(reference, text, pooling) for text in TEXTS])
 
 
-@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert"])
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert", "mpnet"])
 @pytest.mark.parametrize("way", ["paged", "contiguous", "small steps", "one at a time"])
 async def test_vectors_are_those_of_transformers(model_type: str, way: str, tmp_path: Path) -> None:
     windows = {"local_attention": 16} if model_type == "modernbert" else {}  # 8 tokens before and after
@@ -111,6 +111,28 @@ async def test_positions_of_roberta_end_two_earlier(tmp_path: Path) -> None:
             await model.embed([[CLS, *[7] * 31, SEP]])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_numbers_of_distances_reach_far(dtype: str, tmp_path: Path) -> None:
+    """MPNet's distances of 128 tokens and more have one bucket, in each direction."""
+    reference: Any = make_encoder("mpnet", tmp_path, max_position_embeddings=402, pad_token_id=1)
+    reference.base_model.encoder.relative_attention_bias.weight.data.mul_(3)
+    reference.save_pretrained(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": 1000}))
+    texts = [[CLS, *torch.randint(5, 60, (length,)).tolist(), SEP] for length in (398, 140, 1)]
+    wanted = []
+    for text in texts:
+        ids = torch.tensor([text])
+        with torch.inference_mode():
+            wanted.append(reference.base_model(input_ids=ids).last_hidden_state[0].mean(0).numpy())
+    async with builder_of(tmp_path).with_dtype(dtype).build() as model:
+        found = (await model.embed(texts, pooling="mean", normalize=False)).embeddings
+        with pytest.raises(ContextLengthError, match="401 tokens, 400 fit"):
+            await model.embed([[7] * 401])
+    rounding = 2e-5 if dtype == "float32" else 4e-2
+    np.testing.assert_allclose(found, np.stack(wanted), atol=rounding * float(np.abs(wanted).max()))
+
+
 async def test_encoders_generate_nothing(tmp_path: Path) -> None:
     make_encoder("bert", tmp_path)
     async with builder_of(tmp_path).build() as model:
@@ -136,7 +158,11 @@ async def test_checkpoint_without_a_tensor_is_refused(tmp_path: Path) -> None:
 async def test_what_is_no_encoder_of_texts_is_refused(tmp_path: Path) -> None:
     make_encoder("bert", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    for changes in ({"architectures": ["BertForTokenClassification"]}, {"model_type": "mpnet", "architectures": None}):
+    others: tuple[dict[str, object], ...] = (
+        {"architectures": ["BertForTokenClassification"]},
+        {"model_type": "longformer", "architectures": None},
+    )
+    for changes in others:
         (tmp_path / "config.json").write_text(json.dumps(config | changes))
         with pytest.raises(UnsupportedArchitectureError):
             await builder_of(tmp_path).build()

@@ -61,13 +61,15 @@ def logits(response: RankResponse) -> list[float]:
     return [each.logit for each in sorted(response.results, key=lambda each: each.index)]
 
 
-# Token types and a pooler; layers of its own for a text, and positions from 2 on; none of both; means and windows.
+# Token types and a pooler; layers of its own for a text, and positions from 2 on; none of both; numbers of distances;
+# means and windows.
 @pytest.mark.parametrize(
     ("model_type", "changes"),
     [
         ("bert", {}),
         ("xlm-roberta", {"pad_token_id": 1}),
         ("distilbert", {}),
+        ("mpnet", {"pad_token_id": 1}),
         ("modernbert", {"classifier_pooling": "cls"}),
         ("modernbert", {"classifier_pooling": "mean"}),
     ],

@@ -79,23 +79,25 @@ def test_an_output_projection_of_its_own_that_the_config_ties() -> None:
 
 
 # Learned positions, some of which begin after the padding token's; layers that share their weights; windows in some
-# layers, and rotations.
-@pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "albert", "modernbert", "nomic_bert"])
+# layers, and rotations; numbers of distances.
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "albert", "modernbert", "nomic_bert", "mpnet"])
 def test_encoder_computes_what_transformers_computes(model_type: str) -> None:
     outcome = judge_encoder(model_type)
     assert outcome.verdict is Verdict.RUNS, outcome.reason
 
 
 @pytest.mark.parametrize(
-    ("model_type", "reason"),
+    ("model_type", "changes", "reason"),
     [
-        ("mpnet", "does not use transformers' attention interface"),
-        ("esm", "counts the positions of a text in a way of its own"),
-        ("bart", "different numbers of heads"),
+        ("longformer", {}, "does not use transformers' attention interface"),
+        ("esm", {"position_embedding_type": "rotary"}, "counts the positions of a text in a way of its own"),
+        # Embeddings are scaled by the number of mask tokens in a text.
+        ("esm", {"token_dropout": True, "mask_token_id": 4}, "see each other elsewhere than in attention"),
+        ("bart", {}, "different numbers of heads"),
     ],
 )
-def test_encoder_that_cannot_run_is_refused(model_type: str, reason: str) -> None:
-    outcome = judge_encoder(model_type)
+def test_encoder_that_cannot_run_is_refused(model_type: str, changes: dict[str, Any], reason: str) -> None:
+    outcome = judge_encoder(model_type, **changes)
     assert outcome.verdict is Verdict.REFUSED
     assert reason in outcome.reason
 

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import UnsupportedArchitectureError
-from paged_sdk.models.transformers_door.seam import SINKS, AttentionCall, Mask, attach
+from paged_sdk.kernels.relative_bias import RelativeBias
+from paged_sdk.models.transformers_door.seam import POSITION_BIAS, SINKS, AttentionCall, Mask, attach
 from paged_sdk.models.transformers_door.skeleton import refusal, untried
 
 __all__ = ["AttentionLayer", "Findings", "inputs", "probe"]
@@ -45,6 +46,7 @@ class AttentionLayer:
     :ivar window: number of tokens that a query attends to, itself included; None: no window
     :ivar is_bidirectional: whether attention is bidirectional
     :ivar limit: the sequence length up to which this describes the masks; None: any length
+    :ivar has_relative_bias: whether numbers are added to scores by distance
     """
 
     num_heads: int
@@ -56,6 +58,7 @@ class AttentionLayer:
     is_bidirectional: bool
     softcap: float | None
     limit: int | None
+    has_relative_bias: bool
 
 
 def inputs(token_ids: Tensor, positions: Tensor) -> dict[str, Any]:
@@ -160,11 +163,12 @@ def _run(model: PreTrainedModel) -> Findings:
 
 
 def _first_position(model: PreTrainedModel) -> int:
-    """Return an encoder's number of the first position. RoBERTa and its like count from ``padding_idx + 1``;
+    """Return an encoder's number of the first position. RoBERTa and its like count from ``padding_idx + 1``, and
+    have a method that does so for given embeddings;
     ``row_check.py`` verifies it once weights are loaded.
     """
     modules: Iterable[Any] = model.modules()
-    counting = (module for module in modules if hasattr(module, "create_position_ids_from_input_ids"))
+    counting = (module for module in modules if hasattr(module, "create_position_ids_from_inputs_embeds"))
     return max((module.padding_idx + 1 for module in counting), default=0)
 
 
@@ -251,6 +255,9 @@ def _layer(call: AttentionCall, model_type: str) -> AttentionLayer:
     if SINKS in options and options[SINKS].shape != (call.query.shape[1],):
         raise refusal(model_type, "its sinks are not one number for each head")
     scale, softcap = options.pop("scaling", None), options.pop("softcap", None)
+    relative = options.pop(POSITION_BIAS, None)
+    if relative is not None and not isinstance(relative, RelativeBias):
+        raise refusal(model_type, f"its attention has {POSITION_BIAS}")
     if "indices" in options:
         raise refusal(model_type, "it keeps other states of a text than keys and values (an index of its keys)")
     unknown = sorted(options.keys() - _WITHOUT_MEANING)
@@ -271,6 +278,7 @@ def _layer(call: AttentionCall, model_type: str) -> AttentionLayer:
         is_bidirectional=mask.is_bidirectional,
         softcap=None if softcap is None else float(softcap),
         limit=mask.limit,
+        has_relative_bias=relative is not None,
     )
 
 
@@ -317,6 +325,7 @@ def _shape(
         ),
         attention_scale=layers[0].scale,
         attention_softcap=softcap,
+        relative_biases=any(layer.has_relative_bias for layer in layers),
         bidirectional=layers[0].is_bidirectional,
     )
 

@@ -16,13 +16,28 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
-__all__ = ["IMPLEMENTATION", "SINKS", "Attend", "AttentionCall", "Mask", "Seam", "attach", "register", "whole_masks"]
+__all__ = [
+    "IMPLEMENTATION",
+    "POSITION_BIAS",
+    "SINKS",
+    "Attend",
+    "AttentionCall",
+    "Mask",
+    "Seam",
+    "attach",
+    "attention",
+    "register",
+    "whole_masks",
+]
 
 IMPLEMENTATION: Final = "paged_sdk"
 """Name of this package's attention, masks and experts in transformers' registries."""
 
 SINKS: Final = "s_aux"
 """Name of the option with attention sinks: an additional logit per head that has no value."""
+
+POSITION_BIAS: Final = "position_bias"
+"""Name of the option with numbers that are added to scores."""
 
 _SEAM: Final = "paged_sdk_seam"
 _MASK: Final = "paged_sdk_mask"
@@ -129,12 +144,24 @@ def _not_set(call: AttentionCall) -> Tensor:
     raise AssertionError("the model's attention function is not set yet")
 
 
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object = None, **options: Any
+) -> Tensor:
+    """Compute the attention of one layer; see :class:`AttentionCall`.
+
+    :param options: as transformers gives them, except that :data:`POSITION_BIAS` must be a
+        :class:`~paged_sdk.kernels.relative_bias.RelativeBias`
+    :returns: ``[1, num_tokens, num_heads, value_dim]``
+    """
+    seam = cast(Seam, getattr(module, _SEAM))
+    return seam.attend(AttentionCall(module, query, key, value, mask, options))
+
+
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None, **options: Any
 ) -> tuple[Tensor, None]:
     """Implement transformers' attention function."""
-    seam = cast(Seam, getattr(module, _SEAM))
-    return seam.attend(AttentionCall(module, query, key, value, attention_mask, options)), None
+    return attention(module, query, key, value, attention_mask, **options), None
 
 
 def _mask(*, q_length: int, mask_function: _MaskFunction, device: torch.device, config: Any = None, **_: Any) -> Tensor:

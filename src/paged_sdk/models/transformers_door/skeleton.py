@@ -27,6 +27,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from paged_sdk.errors import UnsupportedArchitectureError, shown
+from paged_sdk.models.transformers_door.rewriting import rewrite
 from paged_sdk.models.transformers_door.seam import IMPLEMENTATION, register
 
 __all__ = ["make_skeleton", "refusal", "untried"]
@@ -118,6 +119,7 @@ def _made(
         raise _unmade(model_type, class_name, error) from error
     if model._is_stateful:
         raise _stateful(model_type, class_name)
+    rewrite(model)
     made_model: PreTrainedModel = model.eval().requires_grad_(False)
     return made_model
 
