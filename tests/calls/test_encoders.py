@@ -22,7 +22,7 @@ from paged_sdk import (
     UnsupportedArchitectureError,
 )
 from paged_sdk.config.pooling import Pooling
-from tiny_encoder import CLS, SEP, make_encoder, make_ranker, word_pieces
+from tiny_encoder import CLS, DEBERTA_V3, SEP, make_encoder, make_ranker, word_pieces
 
 pytestmark = pytest.mark.anyio
 
@@ -49,11 +49,12 @@ def expected(reference: Any, pooling: Pooling) -> npt.NDArray[np.float32]:
     return np.stack([vector(reference, text, pooling) for text in TEXTS])
 
 
-@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert", "mpnet"])
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert", "mpnet", "deberta-v2"])
 @pytest.mark.parametrize("way", ["paged", "contiguous", "small steps", "one at a time"])
 async def test_vectors_are_those_of_transformers(model_type: str, way: str, tmp_path: Path) -> None:
-    windows = {"local_attention": 16} if model_type == "modernbert" else {}  # 8 tokens before and after
-    reference = make_encoder(model_type, tmp_path, **windows)
+    # 8 tokens before and after
+    changes = {"modernbert": {"local_attention": 16}, "deberta-v2": DEBERTA_V3}.get(model_type, {})
+    reference = make_encoder(model_type, tmp_path, **changes)
     builder = builder_of(tmp_path)
     if way == "contiguous":
         builder = builder.without_paged_attn()

@@ -54,6 +54,21 @@ def test_scores_have_the_numbers_of_t5(*, is_decoder: bool, window: int | None, 
     torch.testing.assert_close(found, expected[-num_tokens:], atol=2e-5, rtol=2e-5)
 
 
+def test_numbers_of_queries_and_keys() -> None:
+    """A text of several in a step, of which one is cut where its beginning is known already."""
+    torch.manual_seed(0)
+    buckets = torch.arange(2 * REACH, -1, -1) // 7
+    size = int(buckets.max()) + 1
+    head, query, key = torch.randn(HEADS, size), torch.randn(300, HEADS, size), torch.randn(300, HEADS, size)
+    relative = RelativeBias(buckets, head, query, key).of_tokens(20, 20 + LENGTH)
+    queries, keys = torch.arange(5, 60), torch.arange(3, LENGTH)
+    found = relative.between(queries, keys, start=2)
+    for own, seen in ((5, 3), (59, LENGTH - 1), (40, 40), (17, 30)):
+        bucket = buckets[min(max(seen - own, -REACH), REACH) + REACH]
+        wanted = head[:, bucket] + query[20 + own - 2, :, bucket] + key[20 + seen - 2, :, bucket]
+        torch.testing.assert_close(found[:, own - 5, seen - 3], wanted)
+
+
 def test_other_forms_of_attention_take_none() -> None:
     relative, _ = t5_bias(is_decoder=True)
     scores = ScoreOptions(scale=1.0, relative=relative)

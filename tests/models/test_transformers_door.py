@@ -57,6 +57,7 @@ from paged_sdk.models import any_model
 from paged_sdk.models.any_model import plan_model
 from paged_sdk.models.transformers_door.loading import open_door
 from paged_sdk.models.transformers_door.seam import Seam
+from tiny_encoder import DEBERTA_V3
 
 CPU = torch.device("cpu")
 PROMPT = "Once upon a time there was a small engine that could read a long letter word by word."
@@ -86,6 +87,27 @@ def test_encoder_computes_what_transformers_computes(model_type: str) -> None:
     assert outcome.verdict is Verdict.RUNS, outcome.reason
 
 
+# Numbers of distances by token: of queries, keys or both, from matrices of their own or the tokens'; in buckets, or
+# without; distances beyond the last bucket.
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"relative_attention": False, "position_biased_input": True, "type_vocab_size": 2},
+        {},
+        {"share_att_key": False},
+        {"pos_att_type": ["c2p"], "norm_rel_ebd": "none"},
+        {"pos_att_type": ["p2c"]},
+        {"pos_att_type": []},
+        {"position_buckets": -1},
+        {"position_buckets": -1, "max_relative_positions": 4},
+        {"position_buckets": 4, "max_relative_positions": 8},
+    ],
+)
+def test_forms_of_deberta(changes: dict[str, Any]) -> None:
+    outcome = judge_encoder("deberta-v2", **{**DEBERTA_V3, **changes})
+    assert outcome.verdict is Verdict.RUNS, outcome.reason
+
+
 @pytest.mark.parametrize(
     ("model_type", "changes", "reason"),
     [
@@ -94,6 +116,7 @@ def test_encoder_computes_what_transformers_computes(model_type: str) -> None:
         # Embeddings are scaled by the number of mask tokens in a text.
         ("esm", {"token_dropout": True, "mask_token_id": 4}, "see each other elsewhere than in attention"),
         ("bart", {}, "different numbers of heads"),
+        ("deberta-v2", {"conv_kernel_size": 3}, "a convolution lets neighbouring tokens see each other"),
     ],
 )
 def test_encoder_that_cannot_run_is_refused(model_type: str, changes: dict[str, Any], reason: str) -> None:

@@ -101,7 +101,7 @@ class _ContiguousStep(AttentionStep):
             outputs.append(
                 decode_attention(query[token:last], keys[None, seen], values[None, seen], None, scores)
                 if row.num_new_tokens == 1 and own is None and scores.relative is None
-                else prefill_attention(query[token:last], keys[seen], values[seen], scores, own)
+                else prefill_attention(query[token:last], keys[seen], values[seen], scores.of_tokens(token, last), own)
             )
             token = last
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

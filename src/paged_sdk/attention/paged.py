@@ -272,7 +272,7 @@ class _PagedStep(AttentionStep):
         for row in plan.prefills:
             tokens_of_row = slice(row.first, row.last)
             output[tokens_of_row] = paged_prefill_attention(
-                query[tokens_of_row], cache, row.slots, scores, row.positions, row.blocks
+                query[tokens_of_row], cache, row.slots, scores.of_tokens(row.first, row.last), row.positions, row.blocks
             )
         return output
 

@@ -137,3 +137,7 @@ class ScoreOptions:
     def with_learned(self, sinks: Tensor | None, relative: RelativeBias | None = None) -> ScoreOptions:
         """Return the same options with what a layer has learned to add to its scores; both None: unchanged."""
         return self if sinks is None and relative is None else evolve(self, sinks=sinks, relative=relative)
+
+    def of_tokens(self, first: int, last: int) -> ScoreOptions:
+        """Return the options of some of a step's tokens, ``first`` to ``last`` (exclusive)."""
+        return self if self.relative is None else evolve(self, relative=self.relative.of_tokens(first, last))

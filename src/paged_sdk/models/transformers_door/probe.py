@@ -85,6 +85,7 @@ class Findings:
     :ivar blocks: names of the layers' modules, which contain the attention modules
     :ivar read: names of linear layers and embeddings whose ``weight`` the class reads directly
     :ivar unused: names of linear layers that text does not use, such as those of an image encoder
+    :ivar shared: names of linear layers that take other rows than the tokens too, such as embeddings of distances
     :ivar is_ranker: whether the class computes a text's score
     :ivar first_position: the class's number of the first position
     :ivar config: the model's shape, as the engine sees it
@@ -95,6 +96,7 @@ class Findings:
     blocks: tuple[str, ...]
     read: frozenset[str]
     unused: frozenset[str]
+    shared: frozenset[str]
     is_ranker: bool
     first_position: int
     config: DecoderConfig
@@ -142,7 +144,7 @@ def _run(model: PreTrainedModel) -> Findings:
         return call.query.new_zeros(1, num_tokens, num_heads, call.value.shape[-1])
 
     attach(model, describe_masks=True).attend = record
-    found, (read, unused) = _watch_bodies(model), _watch_weights(model)
+    found, watched = _watch_bodies(model), _watch_weights(model)
     ids = torch.zeros(_NUM_TOKENS, dtype=torch.int64, device=model.device)
     with torch.inference_mode():
         output: Any = model(**inputs(ids, torch.zeros_like(ids)))
@@ -159,7 +161,17 @@ def _run(model: PreTrainedModel) -> Findings:
     vocab_size = logits.shape[-1] if logits is not None and generates else _table_of(model).num_embeddings
     first = 0 if generates else _first_position(model)
     shape = _shape(model, calls, vocab_size=vocab_size, first_position=first)
-    return Findings(tuple(calls), bodies[0], tuple(blocks), frozenset(read), frozenset(unused), is_ranker, first, shape)
+    return Findings(
+        layers=tuple(calls),
+        body=bodies[0],
+        blocks=tuple(blocks),
+        read=frozenset(watched.read),
+        unused=frozenset(watched.unused),
+        shared=frozenset(watched.shared),
+        is_ranker=is_ranker,
+        first_position=first,
+        config=shape,
+    )
 
 
 def _first_position(model: PreTrainedModel) -> int:
@@ -211,21 +223,34 @@ def _watch_bodies(model: PreTrainedModel) -> list[tuple[int, str]]:
     return found
 
 
-def _watch_weights(model: PreTrainedModel) -> tuple[set[str], set[str]]:
-    """Return two sets of names that a run updates: linear layers and embeddings whose ``weight`` other modules read,
-    and linear layers that the run has not called.
+@frozen
+class _Watched:
+    """Collects names of layers while a model runs.
+
+    :ivar read: linear layers and embeddings whose ``weight`` other modules read
+    :ivar unused: linear layers that the run has not called
+    :ivar shared: linear layers that it has called with other rows than its tokens
     """
-    found: set[str] = set()
-    unused = {name for name, module in model.named_modules() if type(module) is nn.Linear}
+
+    read: set[str]
+    unused: set[str]
+    shared: set[str]
+
+
+def _watch_weights(model: PreTrainedModel) -> _Watched:
+    """Return sets of names that a run updates."""
+    seen = _Watched(set(), {name for name, module in model.named_modules() if type(module) is nn.Linear}, set())
 
     class WatchedLinear(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            unused.discard(names[self])
+            seen.unused.discard(names[self])
+            if x.numel() != _NUM_TOKENS * self.in_features:
+                seen.shared.add(names[self])
             return x.new_zeros(*x.shape[:-1], self.out_features)
 
         def __getattr__(self, name: str) -> Any:
             if name == "weight":
-                found.add(names[self])
+                seen.read.add(names[self])
             return super().__getattr__(name)
 
     class WatchedEmbedding(nn.Embedding):
@@ -236,14 +261,14 @@ def _watch_weights(model: PreTrainedModel) -> tuple[set[str], set[str]]:
 
         def __getattr__(self, name: str) -> Any:
             if name == "weight":
-                found.add(names[self])
+                seen.read.add(names[self])
             return super().__getattr__(name)
 
     watched: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: WatchedLinear, nn.Embedding: WatchedEmbedding}
     names = {module: name for name, module in model.named_modules() if type(module) in watched}
     for module in names:
         module.__class__ = watched[type(module)]
-    return found, unused
+    return seen
 
 
 def _layer(call: AttentionCall, model_type: str) -> AttentionLayer:

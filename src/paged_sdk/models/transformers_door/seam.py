@@ -97,6 +97,8 @@ class Mask:
     @staticmethod
     def of(mask: object) -> Mask:
         """Return the description of a mask that an attention module got."""
+        if isinstance(mask, Mask):
+            return mask
         if mask is None:
             return Mask(why_not="an attention layer has no mask, so that its tokens would see later ones")
         known = getattr(mask, _MASK, None)
