@@ -128,7 +128,7 @@ class StepRunner:
         if host is None:
             host = HostRows.prepare(self.sampler, scheduled, on_host)
         add_prompt_logprobs(late, states)
-        self.reader.read(late, states)
+        self.reader.read(late, states, self.adapters)
         check_chunks(late, states)
         if not targets:
             return self._unsampled(late, states.hidden)

@@ -67,10 +67,11 @@ class _SelfAttention(DisentangledSelfAttention):
             of_keys = (self.key_proj if shared else self.pos_key_proj) if "c2p" in self.pos_att_type else None
             of_queries = (self.query_proj if shared else self.pos_query_proj) if "p2c" in self.pos_att_type else None
             heads = (len(rel_embeddings), -1, self.attention_head_size)
-            self._of_positions = tuple(
+            keys, queries = (
                 None if each is None else each(rel_embeddings).view(heads).transpose(0, 1).contiguous()
                 for each in (of_keys, of_queries)
             )
+            self._of_positions = keys, queries
         return self._of_positions
 
 
@@ -90,7 +91,8 @@ class _Encoder(DebertaV2Encoder):
         """Return the bucket of each distance; None: the config has no numbers for them."""
         if not self.relative_attention:
             return None
-        reach, num_buckets = self.layer[0].attention.config.max_position_embeddings, self.rel_embeddings.num_embeddings
+        first: Any = self.layer[0]
+        reach, num_buckets = int(first.attention.config.max_position_embeddings), self.rel_embeddings.num_embeddings
         behind = torch.arange(reach, -reach - 1, -1, device=hidden_states.device)  # query minus key
         if self.position_buckets > 0:
             behind = make_log_bucket_position(behind, self.position_buckets, self.max_relative_positions).long()
