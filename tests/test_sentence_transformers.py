@@ -44,7 +44,7 @@ def write(
     own: dict[str, Any] = (
         {"use_bidirectional_attention": True, "sliding_window": 512} if families == "gemma3_text" else {}
     )
-    if families in ENCODER_MODEL_TYPES:
+    if families in (*ENCODER_MODEL_TYPES, "t5"):
         make_encoder(families, directory / "decoder")
     else:
         tiny.make_checkpoint(families, directory / "decoder", **own)
@@ -84,6 +84,7 @@ def write(
         ("mean", True, False, False, "roberta"),
         ("mean", False, True, True, "modernbert"),
         ("mean", False, True, True, "mpnet"),
+        ("mean", True, True, True, "t5"),
     ],
 )
 async def test_checkpoints_give_the_same_vectors(

@@ -11,7 +11,14 @@ import tokenizers
 import torch
 from benchmarks.encoder_table import tiny_encoder
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
-from transformers import AutoModelForSequenceClassification, Gemma3TextConfig, Gemma3TextModel, PreTrainedModel
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    PreTrainedModel,
+)
 
 __all__ = ["CLS", "DEBERTA_V3", "SEP", "make_embedding_gemma", "make_encoder", "make_ranker", "word_pieces"]
 
@@ -56,11 +63,13 @@ def word_pieces() -> tokenizers.Tokenizer:
 
 
 def make_encoder(model_type: str, directory: Path, **changes: Any) -> PreTrainedModel:
-    """Write a checkpoint with random weights, saved as the class that predicts masked words, and return the model.
+    """Write a checkpoint with random weights, saved as the class that predicts masked words, and return the model. T5 and
+    its like are saved as the class of their encoder.
 
     :param changes: fields of its config
     """
-    return _write(tiny_encoder(model_type, **changes), directory)
+    auto = AutoModelForTextEncoding if model_type.endswith("t5") else AutoModelForMaskedLM
+    return _write(tiny_encoder(model_type, auto, **changes), directory)
 
 
 def make_embedding_gemma(directory: Path) -> PreTrainedModel:

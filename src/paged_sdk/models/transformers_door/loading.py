@@ -216,7 +216,9 @@ class _Loading:
         rows, columns = table.weight.shape
         stored = self._name_of(f"{name}.weight")
         embedding = self._loader.embedding(stored, vocab_size=rows, hidden_size=columns, scale=None)
-        self._model.set_submodule(name, OwnEmbedding(embedding))
+        own = OwnEmbedding(embedding)
+        for each in [each for each, module in self._model.named_modules(remove_duplicate=False) if module is table]:
+            self._model.set_submodule(each, own)
         return f"{name}.weight", embedding
 
     def _linear(self, name: str, module: Any, table: tuple[str, Embedding] | None) -> OwnLinear:

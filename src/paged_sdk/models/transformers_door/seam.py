@@ -124,7 +124,7 @@ def attach(model: PreTrainedModel, *, describe_masks: bool = False) -> Seam:
     seam = Seam()
     for module in model.modules():
         setattr(module, _SEAM, seam)
-    for config in (model.config, model.config.get_text_config()):
+    for config in _configs(model):
         setattr(config, _TRIED, describe_masks)
     return seam
 
@@ -132,7 +132,7 @@ def attach(model: PreTrainedModel, *, describe_masks: bool = False) -> Seam:
 @contextmanager
 def whole_masks(model: PreTrainedModel) -> Iterator[None]:
     """Make masks complete within the ``with`` block: bool ``[1, 1, num_tokens, num_tokens]``."""
-    configs = (model.config, model.config.get_text_config())
+    configs = _configs(model)
     for config in configs:
         setattr(config, _WHOLE, True)
     try:
@@ -140,6 +140,12 @@ def whole_masks(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for config in configs:
             setattr(config, _WHOLE, False)
+
+
+def _configs(model: PreTrainedModel) -> list[object]:
+    """Return the configs from which a model's modules make masks: parts may have copies of their own (UMT5)."""
+    own = (module.config for module in model.modules() if isinstance(module, PreTrainedModel))
+    return list({id(config): config for config in (model.config.get_text_config(), *own)}.values())
 
 
 def _not_set(call: AttentionCall) -> Tensor:
