@@ -63,8 +63,9 @@ def word_pieces() -> tokenizers.Tokenizer:
 
 
 def make_encoder(model_type: str, directory: Path, **changes: Any) -> PreTrainedModel:
-    """Write a checkpoint with random weights, saved as the class that predicts masked words, and return the model. T5 and
-    its like are saved as the class of their encoder.
+    """Write a checkpoint with random weights, saved as the class that predicts masked words, and return the model.
+
+    T5 and its like are saved as the class of their encoder.
 
     :param changes: fields of its config
     """

@@ -69,6 +69,7 @@ class Bound(AttentionStep):
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None = None,
+        *,
         relative: RelativeBias | None = None,
     ) -> Tensor:
         raise AssertionError("the model has no layers")

@@ -84,6 +84,7 @@ class _ContiguousStep(AttentionStep):
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None = None,
+        *,
         relative: RelativeBias | None = None,
     ) -> Tensor:
         scores = self._scores[layer].with_learned(sinks, relative)

@@ -111,10 +111,11 @@ class _DividedStep(AttentionStep):
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None = None,
+        *,
         relative: RelativeBias | None = None,
     ) -> Tensor:
         place = self._places[layer]
-        return self._steps[place.device].forward(place.number, query, key, value, sinks, relative)
+        return self._steps[place.device].forward(place.number, query, key, value, sinks, relative=relative)
 
     def rotate_and_forward(
         self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None

@@ -193,6 +193,7 @@ class _NativePagedStep(AttentionStep):
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None = None,
+        *,
         relative: RelativeBias | None = None,
     ) -> Tensor:
         assert relative is None, "not chosen for models with relative biases"

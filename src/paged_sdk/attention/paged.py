@@ -258,6 +258,7 @@ class _PagedStep(AttentionStep):
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None = None,
+        *,
         relative: RelativeBias | None = None,
     ) -> Tensor:
         cache = self._layers[layer]

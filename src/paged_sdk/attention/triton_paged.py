@@ -314,6 +314,7 @@ class TritonPagedStep(AttentionStep):
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None = None,
+        *,
         relative: RelativeBias | None = None,
     ) -> Tensor:
         """See :meth:`AttentionStep.forward`."""

@@ -92,10 +92,9 @@ def prefill_attention(
         rows_mask = mask.repeat_interleave(num_heads // num_kv_heads, 0)[None, None]
         bias = None if group_slopes is None else (group_slopes * (keys - own)[None, :, None]).flatten(1, 2)
         if scores.relative is not None:
-            added = scores.relative.between(position[queries], keys, length - num_tokens).unflatten(
-                0, (num_kv_heads, -1)
-            )
-            added = added.transpose(1, 2).flatten(1, 2)  # [KV heads, tokens * group, keys], as the rows
+            added = scores.relative.between(position[queries], keys, length - num_tokens)
+            # [KV heads, tokens * group, keys], as the rows
+            added = torch.unflatten(added, 0, (num_kv_heads, -1)).transpose(1, 2).flatten(1, 2)
             bias = added if bias is None else bias + added
         rows_sinks = None if group_sinks is None else group_sinks.expand(-1, last - first, -1, -1).flatten(1, 2)
         tile_output = _attend(

@@ -33,6 +33,7 @@ class AttentionStep(ABC):
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None = None,
+        *,
         relative: RelativeBias | None = None,
     ) -> Tensor:
         """Write the new keys and values to the cache, then attend.

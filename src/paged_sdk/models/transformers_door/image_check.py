@@ -51,6 +51,7 @@ class _NoAttention(AttentionStep):
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None = None,
+        *,
         relative: RelativeBias | None = None,
     ) -> Tensor:
         """Fail."""

@@ -170,7 +170,7 @@ class TransformersModel:
         assert step is not None, "attention is computed in a step"
         sinks, relative = call.options.get(SINKS), call.options.get(POSITION_BIAS)
         sinks = None if sinks is None else sinks.float()
-        attended = step.attention.forward(index, query, key, value, sinks, relative)
+        attended = step.attention.forward(index, query, key, value, sinks, relative=relative)
         return attended[None, ..., : layer.value_dim].contiguous()
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor
 from transformers.models.umt5.modeling_umt5 import UMT5Attention, UMT5DenseActDense, UMT5DenseGatedActDense
@@ -14,9 +13,9 @@ __all__ = ["REWRITTEN"]
 
 
 class _Attention(BiasByDistance, UMT5Attention):
-    def _buckets(self, distances: Tensor) -> Tensor:
-        bucket_of: Callable[[Tensor], Tensor] = self._relative_position_bucket
-        return bucket_of(distances)
+    def buckets(self: Any, distances: Tensor) -> Tensor:
+        found: Tensor = self._relative_position_bucket(distances)
+        return found
 
 
 class _Plain(Plain, UMT5DenseActDense):
