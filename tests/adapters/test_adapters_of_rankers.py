@@ -131,6 +131,7 @@ def test_other_heads_are_refused(tmp_path: Path) -> None:
     saved = ["score", "lm_head"]
     head = {"base_model.model.lm_head.weight": torch.zeros(3, 3)}
     refused("'lm_head.weight' is of a module that was trained as a whole", tensors | head, modules_to_save=saved)
+    refused("lacks tensor 'base_model.model.lm_head.weight'", tensors, modules_to_save=saved)
     refused("names of modules", tensors, modules_to_save="score")
     refused("nothing beside alora_invocation_tokens", tensors, alora_invocation_tokens=[5])
     tiny.make_checkpoint("llama", tmp_path / "generating")

@@ -175,9 +175,8 @@ def _run(model: PreTrainedModel) -> Findings:
 
 
 def _first_position(model: PreTrainedModel) -> int:
-    """Return an encoder's number of the first position. RoBERTa and its like count from ``padding_idx + 1``, and
-    have a method that does so for given embeddings;
-    ``row_check.py`` verifies it once weights are loaded.
+    """Return an encoder's number of the first position. RoBERTa and its like count from ``padding_idx + 1``, and have a
+    method that does so for given embeddings; ``row_check.py`` verifies it once weights are loaded.
     """
     modules: Iterable[Any] = model.modules()
     counting = (module for module in modules if hasattr(module, "create_position_ids_from_inputs_embeds"))
