@@ -35,16 +35,19 @@ tiles of 16 rows, softmaxes take 2 ms."""
 
 
 class PromptReader:
-    """Accumulates each prompt's result chunk by chunk, until the prompt ends."""
+    """Accumulates each prompt's result chunk by chunk, until the prompt ends.
 
-    def __init__(self) -> None:
+    :param adapters: the adapters that prompts may use; None: there are none
+    """
+
+    def __init__(self, adapters: AdapterBank | None = None) -> None:
+        self._adapters = adapters
         self._gathered: dict[int, _Gathered] = {}
 
-    def read(self, late: LateResults, states: StepStates, adapters: AdapterBank | None = None) -> None:
+    def read(self, late: LateResults, states: StepStates) -> None:
         """Read the prompts of a step. A prompt whose hidden states or logits are not finite fails alone.
 
         :param late: receives the results of prompts that end with the step
-        :param adapters: the adapters of the prompts; None: they have none
         """
         wanted = [(index, row) for index, row in enumerate(late.scheduled) if row.sequence.request.reading is not None]
         if not wanted:
@@ -57,8 +60,8 @@ class PromptReader:
             places = reading.states(sequence.num_prompt_tokens)
             start, end = max(row.start, places.start), min(row.end, places.stop)
             if row.start <= places.start:  # also after a preemption; late results of older steps go to the old object
-                adapter = sequence.request.adapter
-                replaced = None if adapter is None or adapters is None else adapters.whole(adapter.number)
+                adapter, bank = sequence.request.adapter, self._adapters
+                replaced = None if adapter is None or bank is None else bank.whole(adapter.number)
                 self._gathered[sequence.seq_id] = _gathering(reading, states.model, replaced)
             if start >= end:
                 continue

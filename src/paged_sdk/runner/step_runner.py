@@ -54,8 +54,12 @@ class StepRunner:
     adapters: AdapterBank | None
     images: ImageVectors | None
     others: OtherRanks | None
-    reader: PromptReader = field(factory=PromptReader)
+    reader: PromptReader = field(init=False)
     takes_token_types: bool = field(init=False)
+
+    @reader.default
+    def _make_reader(self) -> PromptReader:
+        return PromptReader(self.adapters)
 
     @takes_token_types.default
     def _ask_model(self) -> bool:
@@ -128,7 +132,7 @@ class StepRunner:
         if host is None:
             host = HostRows.prepare(self.sampler, scheduled, on_host)
         add_prompt_logprobs(late, states)
-        self.reader.read(late, states, self.adapters)
+        self.reader.read(late, states)
         check_chunks(late, states)
         if not targets:
             return self._unsampled(late, states.hidden)
