@@ -24,6 +24,7 @@ BASES: Final[dict[str, tuple[dict[str, Any], list[str]]]] = {
     "llama": ({}, ["q_proj", "v_proj", "down_proj"]),
     "bert": ({}, ["query", "value"]),
     "roberta": ({"pad_token_id": 1}, ["query", "value"]),
+    "mpnet": ({"pad_token_id": 1}, ["q", "v"]),
     "deberta-v2": (DEBERTA_V3, ["value_proj"]),
 }
 
