@@ -103,6 +103,7 @@ MODES: Final = (
     "contiguous",
     "paged, preempted",
     "FP8, preempted",
+    "FP8, preempted, stored",
     "paged, two ranks",
     "contiguous, two ranks",
     "FP8, preempted, two ranks",
@@ -115,6 +116,7 @@ REFUSED_BY_RANKS: Final[Mapping[str, type[PagedError]]] = {
 }
 """What a model of several ranks does not go together with, and what says so."""
 _PREEMPTED: Final = "preempted"
+_STORED: Final = "stored"
 _RANKS: Final = "two ranks"
 _PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5)
 _ADAPTER: Final = "adapter"
@@ -180,8 +182,14 @@ def covering(num_cases: int) -> dict[tuple[str, str], list[Case]]:
     return chosen
 
 
-def _in_mode(builder: TextModelBuilder, mode: str) -> TextModelBuilder:
+def _in_mode(builder: TextModelBuilder, mode: str, directory: Path) -> TextModelBuilder:
+    """Return the builder of a mode.
+
+    :param directory: where the prefix cache is stored, if it is
+    """
     builder = builder.with_max_model_len(_LENGTH)
+    if _STORED in mode:
+        builder = builder.with_prefix_cache_dir(directory)
     if _RANKS in mode:
         builder = builder.with_tensor_parallel(2)
     if mode.startswith("contiguous"):
@@ -215,13 +223,16 @@ class Matrix:
 
     :param directory: the model's checkpoint
     :param through: what requests go to a model through, those with drafts; None: nothing
+    :ivar num_restored: how many tokens' KV came back from a directory
     :ivar counts: how many tokens each proposer has drafted, how many of these were accepted, and how many were forced
     """
 
     def __init__(self, directory: Path, *, through: Through | None = None) -> None:
         self._through = through
         self.counts: dict[str, Counter[str]] = {}
+        self.num_restored: int = 0
         self._directory = directory
+        self._stored = directory / "kv"
         builder = TextModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
         self._builder = builder.with_adapter(write_adapter(directory / _ADAPTER, build_model("llama"), strength=0.05))
         self._plain: dict[tuple[str, Case], list[Any]] = {}
@@ -244,6 +255,8 @@ class Matrix:
             assert answers[case] == self._plain[roomy, case], (proposer, mode, case)
         assert stats.blocks_used == 0, stats
         assert (stats.preemptions > 0) == (_PREEMPTED in mode), (proposer, mode, stats)
+        assert stats.prefix_restored == 0 or _STORED in mode
+        self.num_restored += stats.prefix_restored
         own = self.counts.setdefault(proposer, Counter())
         own.update(drafted=stats.drafted_tokens, accepted=stats.accepted_tokens, forced=stats.forced_tokens)
         return len(asked) * len(_PROMPTS)
@@ -286,7 +299,7 @@ class Matrix:
                 return drafting(looks_back=False)
             case "grammar":
                 return ForcedTokens(NoDrafts())
-        model = drafting_model(_in_mode(self._builder, _plainly(mode)), self._directory, gamma=3)
+        model = drafting_model(_in_mode(self._builder, _plainly(mode), self._stored), self._directory, gamma=3)
         return model if proposer == "model" else SeveralProposers((ForcedTokens(drafting()), model))
 
     async def _run(
@@ -299,7 +312,7 @@ class Matrix:
         *,
         is_plain: bool = False,
     ) -> tuple[dict[Case, list[Any]], ModelStats]:
-        builder = _in_mode(self._builder, mode)
+        builder = _in_mode(self._builder, mode, self._stored)
         with ranks_as_threads():
             parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
         through = nullcontext if is_plain or self._through is None else self._through

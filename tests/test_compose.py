@@ -20,6 +20,7 @@ def compare(directory: Path, chosen: Iterable[tuple[tuple[str, str], list[Case]]
     matrix = Matrix(directory)
     for (proposer, mode), cases in chosen:
         assert matrix.compare(proposer, mode, cases) > 0
+    assert matrix.num_restored > 0
     for proposer, counts in matrix.counts.items():
         assert counts["forced"] > 0
         guesses = proposer not in ("none", "grammar")

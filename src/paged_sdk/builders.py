@@ -17,6 +17,7 @@ from paged_sdk.config.checks import IsA, as_tuple, is_unicode, path_text, plain
 from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
+from paged_sdk.config.prefix_cache_dir import DEFAULT_MAX_BYTES, PrefixCacheDir
 from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import ConfigError
@@ -160,6 +161,21 @@ class _ModelBuilder(ABC):
         number of finished sequences to keep.
         """
         return self._with(prefix_cache_n=0 if n is None else n)
+
+    def with_prefix_cache_dir(self, path: str | PathLike[str], max_bytes: int = DEFAULT_MAX_BYTES) -> Self:
+        """Keep the prefix cache in a directory, too, which is created if missing: prompts whose KV has left the pool,
+        or was computed by an earlier process, are read from there instead of being computed again.
+
+        Several processes and models may share a directory. Its files hold the KV of prompts, from which their text can
+        be inferred: only its owner can read them.
+
+        :param max_bytes: the size of the directory, from which on the blocks that were unused for longest are removed;
+            default: 8 GiB
+        :raises ConfigError: for anything but a path and a positive number; when building, without paged attention or
+            prefix cache, for encoders, with tensor parallelism, and for a directory that cannot be written to
+        """
+        directory = Path(path_text("with_prefix_cache_dir", path, "a path"))
+        return self._with(prefix_cache_dir=PrefixCacheDir(directory, max_bytes))
 
     def with_max_num_seqs(self, n: int) -> Self:
         """Set how many sequences are computed at once; others wait."""

@@ -104,6 +104,11 @@ def test_nothing_but_a_prompt(command_line: CommandLine) -> None:
         (["--device", "cuda:1"], lambda b: b.with_device("cuda:1")),
         (["--imatrix", "a.dat"], lambda b: b.with_imatrix("a.dat")),
         (["--calibration-file", "a.txt"], lambda b: b.with_calibration_file("a.txt")),
+        (["--prefix-cache-dir", "kept"], lambda b: b.with_prefix_cache_dir("kept")),
+        (
+            ["--prefix-cache-dir", "kept", "--prefix-cache-dir-mb", "5"],
+            lambda b: b.with_prefix_cache_dir("kept", 5 << 20),
+        ),
         (["--isq-cache", "kept"], lambda b: b.with_isq_cache("kept")),
         (["--dtype", "f32"], lambda b: b.with_dtype("float32")),
         (["--verbose"], lambda b: b.with_logging()),

@@ -111,6 +111,7 @@ class Configuration:
     block_size: int
     num_longest: float
     has_prefix_cache: bool
+    is_stored: bool
     budget: int
     max_num_seqs: int
     max_model_len: int
@@ -126,6 +127,7 @@ class Configuration:
         cache = rng.choice(("auto", "auto", "f8e4m3", "f8e4m3", _CONTIGUOUS))
         # Without one arithmetic for every row count, coarser numbers would turn other last bits into other tokens.
         weights = "float32" if cache == _CONTIGUOUS else rng.choice((*_DTYPES, *rng.sample(_TYPES, 3)))
+        has_prefix_cache = rng.random() < 0.75
         return cls(
             family=family,
             weights=weights,
@@ -133,7 +135,8 @@ class Configuration:
             cache=cache,
             block_size=rng.choice((4, 4, 8, 16, 32)),
             num_longest=rng.choice((1.0, 1.0, 1.0, 1.3, 2.0, 20.0)),
-            has_prefix_cache=rng.random() < 0.75,
+            has_prefix_cache=has_prefix_cache,
+            is_stored=has_prefix_cache and cache != _CONTIGUOUS and rng.random() < 0.4,
             budget=rng.choice((8, 17, 40, 70, 512)),
             max_num_seqs=rng.choice((1, 3, 8, 8, 12)),
             max_model_len=rng.choice((72, 100, 160)),
@@ -170,13 +173,23 @@ class Configuration:
     def plain(self) -> Configuration:
         """Return the one with room for everything, in which nothing is cached, cut or guessed."""
         return evolve(
-            self, num_longest=30.0, has_prefix_cache=False, budget=512, max_slowdown=0.0, proposer="none", num_threads=1
+            self,
+            num_longest=30.0,
+            has_prefix_cache=False,
+            is_stored=False,
+            budget=512,
+            max_slowdown=0.0,
+            proposer="none",
+            num_threads=1,
         )
 
     def simpler(self) -> list[Configuration]:
         """Return this one with one of its settings each as it is in the plain one."""
         own, plain = asdict(self), asdict(self.plain())
         changes = [{name: value} for name, value in plain.items() if own[name] != value]
+        for change in changes:
+            if "has_prefix_cache" in change:
+                change["is_stored"] = False
         others: list[dict[str, object]] = [
             {"family": "llama", "is_wide": False},
             {"weights": "float32", "is_wide": False},
@@ -205,6 +218,8 @@ class Configuration:
         tokens = MemoryGpuConfig.ContextSize(int(num_blocks * self.num_longest) * self.block_size)
         kind = PagedCacheType(self.cache)
         meta = PagedAttentionMeta(block_size=self.block_size, gpu_memory=tokens, cache_type=kind)
+        if self.is_stored:
+            builder = builder.with_prefix_cache_dir(checkpoints.stored)
         return builder.with_paged_attn(meta).with_batch_invariance()
 
     def make_proposer(self, checkpoints: Checkpoints) -> Proposer:
@@ -250,6 +265,11 @@ class Checkpoints:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+
+    @property
+    def stored(self) -> Path:
+        """Return the directory in which prefix caches are kept, by all models that have one."""
+        return self._directory / "stored"
 
     def base(self, configuration: Configuration) -> Path:
         """Return the checkpoint of a configuration's model."""

@@ -306,3 +306,81 @@ def test_a_window_asks_for_what_lives_at_once() -> None:
     assert not manager.fits(Prefix(0, ()), 1000, num_growing=1)
     assert manager.fits(Prefix(0, ()), 8, num_growing=1)
     assert manager.take_released() == []
+
+
+def stored_blocks(manager: KvCacheManager, token_ids: list[int]) -> list[bytes]:
+    """Compute a sequence, and return the hashes of its full blocks, as a store would learn them."""
+    table = KvTable()
+    manager.attach(table, manager.match(table, token_ids), token_ids)
+    assert manager.grow(table, 0, len(token_ids)) == len(token_ids)
+    manager.commit(table, token_ids, len(token_ids))
+    manager.free(table, token_ids, len(token_ids))
+    published = {block.digest: block.block_id for block in manager.take_published()}
+    assert list(published) == table.hashes
+    assert manager.take_published() == []
+    return table.hashes
+
+
+def test_published_blocks_are_recorded_once_and_only_on_request() -> None:
+    assert stored_blocks(KvCacheManager(4, 2, records_published=True), [1, 2, 3, 4, 5])
+    manager = KvCacheManager(4, 2)
+    table = KvTable()
+    manager.attach(table, manager.match(table, [1, 2]), [1, 2])
+    manager.grow(table, 0, 2)
+    manager.commit(table, [1, 2], 2)
+    assert manager.take_published() == []
+
+
+def test_restored_blocks_are_found_again() -> None:
+    manager = KvCacheManager(4, 2, records_published=True)
+    digests = stored_blocks(manager, [1, 2, 3, 4, 5, 6])
+    manager.reset_prefix_cache()
+    manager.restore(digests, digests[:2])
+    restores = manager.take_restores()
+    assert [each.digest for each in restores] == digests[:2]
+    assert manager.prefix_restored == 4
+    prefix = manager.match(KvTable(), [1, 2, 3, 4, 5, 6])
+    assert (prefix.num_tokens, list(prefix.ids)) == (4, [each.block_id for each in restores])
+    assert manager.take_published() == []
+
+
+def test_a_restored_block_that_is_taken_for_something_else_is_not_filled() -> None:
+    manager = KvCacheManager(2, 2, records_published=True)
+    digests = stored_blocks(manager, [1, 2, 3, 4])
+    manager.reset_prefix_cache()
+    manager.restore(digests, digests)
+    table = KvTable()
+    manager.attach(table, manager.match(table, [7, 8]), [7, 8])
+    assert manager.grow(table, 0, 2) == 2
+    assert [each.digest for each in manager.take_restores()] == digests[:1]  # the last block went first
+
+
+def test_no_block_is_taken_from_the_prefix_that_is_restored() -> None:
+    manager = KvCacheManager(4, 2, records_published=True)
+    wanted = stored_blocks(manager, [1, 2, 3, 4, 5, 6, 7, 8])
+    manager.reset_prefix_cache()
+    stored_blocks(manager, [1, 2])  # is released first, so it is the first to be taken
+    stored_blocks(manager, [9, 9, 8, 8, 7, 7])
+    manager.restore(wanted, wanted[1:])
+    assert manager.match(KvTable(), [1, 2, 3, 4, 5, 6, 7, 8, 9]).num_tokens == 8
+
+
+def test_blocks_that_run_are_still_filled_after_a_reset() -> None:
+    manager = KvCacheManager(4, 2, records_published=True)
+    digests = stored_blocks(manager, [1, 2, 3, 4, 5])
+    manager.reset_prefix_cache()
+    manager.restore(digests, digests)
+    table = KvTable()
+    manager.attach(table, manager.match(table, [1, 2, 5]), [1, 2, 5])
+    manager.reset_prefix_cache()
+    assert [each.digest for each in manager.take_restores()] == digests[:1]
+
+
+def test_what_is_withdrawn_is_not_stored() -> None:
+    manager = KvCacheManager(4, 2, records_published=True)
+    table = KvTable()
+    manager.attach(table, manager.match(table, [1, 2, 3]), [1, 2, 3])
+    manager.grow(table, 0, 3)
+    manager.commit(table, [1, 2, 3], 3)
+    manager.forget(table)
+    assert manager.take_published() == []

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from attrs import define, evolve, field
 
+from fake_store import FakeStore
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.contiguous import SequenceKvManager
@@ -50,6 +51,7 @@ class Harness:
     """Runs a scheduler, its memory and the fake model, and checks them at every step."""
 
     config: EngineConfig
+    store: FakeStore | None = None
     manager: KvCacheManager | SequenceKvManager = field(init=False)
     scheduler: Scheduler = field(init=False)
     shadow: ShadowKv = field(init=False)
@@ -72,6 +74,7 @@ class Harness:
                 config.block_size,
                 prefix_caching=config.prefix_cache_n > 0,
                 sliding_window=config.sliding_window,
+                records_published=self.store is not None,
             )
             if config.paged
             else SequenceKvManager(
@@ -80,7 +83,7 @@ class Harness:
                 num_kept=config.prefix_cache_n,
             )
         )
-        self.scheduler = Scheduler(config, self.manager)
+        self.scheduler = Scheduler(config, self.manager, store=self.store)
         self.shadow = ShadowKv(config.block_size if config.paged else None)
 
     @property
@@ -118,6 +121,10 @@ class Harness:
         had_work = self.has_work
         before = {s.seq_id: (s.num_computed_tokens + s.num_in_flight, s.num_awaited) for s in self.sequences.values()}
         output = self.scheduler.schedule()
+        if self.store is not None and self.store.to_read and not output.scheduled:
+            assert self.scheduler.is_stalled or output.dropped or self.flight or self.store.has_ready
+            self.store.answer()
+            had_work = False
         assert output.scheduled or output.dropped or self.flight or not had_work, "no progress"
         assert sum(row.num_new_tokens for row in output.scheduled) <= self.config.max_num_batched_tokens
         rows = [row.sequence.seq_id for row in output.scheduled]
@@ -155,6 +162,8 @@ class Harness:
         self.num_steps += 1
         self.shadow.copy(output.copies)
         self.shadow.release(output.released)
+        if self.store is not None:
+            self.store.restore(output.restores, self.shadow)
         overlap = self._overlap()
         histories = []
         for row in output.scheduled:
@@ -186,6 +195,8 @@ class Harness:
     def update(self, output: SchedulerOutput, sampled: list[list[int]]) -> NewTokens:
         """Take in a step and check what it is said to have done."""
         new_tokens = self.scheduler.update(output, sampled)
+        if self.store is not None:
+            self.store.store(self.manager.take_published(), self.shadow)
         self.scheduler.note_time(
             output, 2e-3 + self.token_seconds * sum(row.num_new_tokens for row in output.scheduled)
         )

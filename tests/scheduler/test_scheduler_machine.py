@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from fake_store import FakeStore
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.scheduler.sequence import SequenceStatus
@@ -27,6 +28,7 @@ class PagedMachine(RuleBasedStateMachine):
     fewer_blocks = 0
     longest_prompt = 17
     max_model_len = 28
+    stores = False
 
     @initialize(
         num_blocks=st.integers(6, 12),
@@ -48,7 +50,8 @@ class PagedMachine(RuleBasedStateMachine):
                 max_model_len=self.max_model_len,
                 sliding_window=self.window,
                 rope_switch=self.switch,
-            )
+            ),
+            store=FakeStore(block_size=3) if self.stores else None,
         )
 
     @rule(seconds=st.sampled_from([0.0, 1e-6, 1e-3, 1.0]))
@@ -145,6 +148,29 @@ class WindowMachine(PagedMachine):
     max_model_len = 60
 
 
+class StoreMachine(PagedMachine):
+    """Blocks that have left the pool come back from a store, which answers late."""
+
+    stores = True
+
+    @rule(num_reads=st.integers(1, 3))
+    def read(self, num_reads: int) -> None:
+        assert self.harness.store is not None
+        for _ in range(num_reads):
+            self.harness.store.answer()
+
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        """A stored block disappears, as another process may remove it."""
+        assert self.harness.store is not None
+        if self.harness.store.content:
+            del self.harness.store.content[data.draw(st.sampled_from(sorted(self.harness.store.content)))]
+
+
+class StoreWindowMachine(StoreMachine, WindowMachine):
+    """Texts longer than the pool, whose first blocks are read to be skipped."""
+
+
 class ContiguousMachine(PagedMachine):
     paged = False
 
@@ -166,11 +192,21 @@ _SETTINGS = settings(
     stateful_step_count=30,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-for _machine in (PagedMachine, WindowMachine, ContiguousMachine, SwitchMachine, ContiguousSwitchMachine):
+for _machine in (
+    PagedMachine,
+    WindowMachine,
+    ContiguousMachine,
+    SwitchMachine,
+    ContiguousSwitchMachine,
+    StoreMachine,
+    StoreWindowMachine,
+):
     _machine.TestCase.settings = _SETTINGS
 
 TestPaged = PagedMachine.TestCase
 TestWindow = WindowMachine.TestCase
 TestContiguous = ContiguousMachine.TestCase
 TestSwitch = SwitchMachine.TestCase
+TestStore = StoreMachine.TestCase
+TestStoreWindow = StoreWindowMachine.TestCase
 TestContiguousSwitch = ContiguousSwitchMachine.TestCase

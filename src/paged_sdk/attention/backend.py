@@ -182,6 +182,11 @@ class AttentionBackend(ABC):
         return ()
 
     @property
+    def block_tensors(self) -> Sequence[Tensor]:
+        """Return the tensors of all layers whose first dimension is the block; none if KV is not in blocks."""
+        return ()
+
+    @property
     def native_pages(self) -> NativePages | None:
         """Return the pool in the form that the native CPU kernels take, or None if they cannot read it."""
         return None

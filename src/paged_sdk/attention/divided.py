@@ -74,6 +74,11 @@ class DividedBackend(AttentionBackend):
         return sum(part.num_bytes for part in self.parts.values())
 
     @property
+    def block_tensors(self) -> Sequence[Tensor]:
+        """Return the tensors of all devices."""
+        return [tensor for part in self.parts.values() for tensor in part.block_tensors]
+
+    @property
     def windows(self) -> Sequence[int | None]:
         """See :attr:`AttentionBackend.windows`."""
         return tuple(dict.fromkeys(window for part in self.parts.values() for window in part.windows))

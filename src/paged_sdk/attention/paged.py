@@ -78,6 +78,11 @@ class PagedBackend(AttentionBackend):
         return sum(tensor.nbytes for layer in self._layers for tensor in layer.tensors)
 
     @property
+    def block_tensors(self) -> Sequence[Tensor]:
+        """See :attr:`AttentionBackend.block_tensors`."""
+        return [tensor for layer in self._layers for tensor in layer.tensors]
+
+    @property
     def windows(self) -> Sequence[int | None]:
         """See :attr:`AttentionBackend.windows`."""
         return self._windows

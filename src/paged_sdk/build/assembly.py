@@ -27,6 +27,7 @@ from paged_sdk.build.loading import Loading
 from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.placement import choose_devices
+from paged_sdk.build.prefix_cache_dir import open_block_files, resolve_prefix_cache_dir
 from paged_sdk.build.ranks.child_ranks import ChildRanks
 from paged_sdk.build.ranks.followers import Followers
 from paged_sdk.build.ranks.launched import LaunchedRanks, follow_launch
@@ -54,9 +55,11 @@ from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.rendezvous import Rendezvous
 from paged_sdk.parallel.shard import shape_of_ranks
+from paged_sdk.runner.block_content import BlockContent
 from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.model_runner import ModelRunner
+from paged_sdk.runner.stored_blocks import StoredBlocks
 from paged_sdk.sampling.processor import Processor
 from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import Sampler
@@ -170,6 +173,19 @@ def _load(
     config = resolve_engine_config(
         model.config, settings, loading.environment, devices=placement.devices, max_model_len=loaded.max_model_len
     )
+    config = resolve_prefix_cache_dir(
+        config,
+        settings,
+        loading.environment,
+        is_bidirectional=model.config.bidirectional,
+        is_divided=group is not None,
+    )
+    open_files = partial(
+        open_block_files,
+        config=config,
+        environment=loading.environment,
+        more_files=() if loading.encoder is None else (loading.encoder.path,),
+    )
     storage = make_storage(loaded, config, loading.workspace)
     if followers is not None:
         followers.join(loading.check_cancelled)
@@ -201,17 +217,25 @@ def _load(
         group=group if on_devices else None,
     )
     queue, images = _images(loaded, config)
+    files = open_files(loaded)
+    blocks = None if files is None else StoredBlocks(files, BlockContent(backend.block_tensors))
     runner = ModelRunner(
         fused,
         backend,
         Sampler(model.config.vocab_size, placement.head, processors),
         make_decoding(fused, backend),
         WeightRequantizer(
-            loaded, loading.environment, config, workspace=loading.workspace, make_device_decoding=make_decoding
+            loaded,
+            loading.environment,
+            config,
+            workspace=loading.workspace,
+            make_device_decoding=make_decoding,
+            open_block_files=open_files,
         ),
         adapters=bank,
         images=images,
         others=followers,
+        blocks=blocks,
     )
     _log.info(
         "%s: %s, %s on %s, context %d tokens",
@@ -221,7 +245,7 @@ def _load(
         placement,
         config.max_model_len,
     )
-    scheduler = Scheduler(config, kv, queue)
+    scheduler = Scheduler(config, kv, queue, blocks)
     if proposer is None:
         proposer = _proposer(loaded, draft, config, scheduler, loading.workspace)
     if runner.samples_on_device:
@@ -230,7 +254,7 @@ def _load(
         name=loading.path.stem if loading.path.is_file() else loading.path.name,
         model_type=loaded.model_type,
         architecture=model.config.model_type,
-        engine=Engine(scheduler, kv, runner, loaded.text.tokenizer, proposer=proposer, images=queue),
+        engine=Engine(scheduler, kv, runner, loaded.text.tokenizer, proposer=proposer, images=queue, blocks=blocks),
         text=loaded.text,
         config=config,
         vocab_size=model.config.vocab_size,
@@ -241,7 +265,9 @@ def _load(
         is_bidirectional=model.config.bidirectional,
         heals_tokens=settings.token_healing,
         images=None if loaded.vision is None else loaded.vision.prompts,
-        on_worker_start=partial(_start_worker, placement.head, settings, loading.workspace, images, rank_placement),
+        on_worker_start=partial(
+            _start_worker, placement.head, settings, loading.workspace, (images, blocks), rank_placement
+        ),
         check_isq=refuse_isq
         if on_devices
         else partial(
@@ -354,14 +380,15 @@ def _start_worker(
     device: torch.device,
     settings: BuildSettings,
     workspace: Workspace | None,
-    images: ImageVectors | None,
+    beside: Iterable[ImageVectors | StoredBlocks | None],
     rank_placement: RankPlacement,
 ) -> None:
     pin_thread(rank_placement.processors)
     # torch's threads would compete with those of the native kernels for the CPUs.
     prepare_thread(device, settings.num_threads if workspace is None else 1)
-    if images is not None:
-        images.start()
+    for each in beside:
+        if each is not None:
+            each.start()
 
 
 def _workspace(devices: Iterable[torch.device], settings: BuildSettings) -> Workspace | None:

@@ -138,4 +138,5 @@ def make_kv_manager(config: EngineConfig) -> KvManager:
         config.block_size,
         prefix_caching=config.prefix_cache_n > 0,
         sliding_window=config.sliding_window,
+        records_published=config.prefix_cache_dir is not None,
     )

@@ -27,6 +27,7 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import reload_model
 from paged_sdk.parallel.messages import REQUANTIZE
+from paged_sdk.runner.block_files import BlockFiles
 from paged_sdk.runner.device import return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.model_runner import Requantized
@@ -47,6 +48,7 @@ class WeightRequantizer:
 
     :param loaded: the model; the caller must drop its own references to the layers before calling
     :param make_device_decoding: makes the device decoding for the new weights
+    :param open_block_files: opens the directory of stored KV for the new weights
     """
 
     def __init__(
@@ -57,12 +59,14 @@ class WeightRequantizer:
         *,
         workspace: Workspace | None,
         make_device_decoding: Callable[[CausalModel, AttentionBackend], DeviceDecoding | None],
+        open_block_files: Callable[[LoadedModel], BlockFiles | None] = lambda loaded: None,
     ) -> None:
         self._loaded = loaded
         self._environment = environment
         self._config = config
         self._workspace = workspace
         self._make_device_decoding = make_device_decoding
+        self._open_block_files = open_block_files
         self._group = loaded.model.group if isinstance(loaded.model, DecoderModel) else None
 
     def __call__(self, isq: IsqType, check_cancelled: Callable[[], None]) -> Requantized:
@@ -125,7 +129,8 @@ class WeightRequantizer:
         backend = self._together(lambda: storage.make(self._config.num_blocks))
         fused = fuse(loaded.model, backend, loaded.settings)
         decoding = self._make_device_decoding(fused, backend)
-        return Requantized(model=fused, backend=backend, device_decoding=decoding)
+        files = self._open_block_files(loaded)
+        return Requantized(model=fused, backend=backend, device_decoding=decoding, block_files=files)
 
     def _reload(
         self,

@@ -86,6 +86,7 @@ def builder_of(
     builder = _paged(_model(location, model, images_by), paged)
     for group in (model, engine, *others):
         builder = apply_settings(builder, group)
+    builder = _prefix_cache(builder, engine)
     if model.topology is not None:
         topology = Topology.from_yaml(model.topology)
     if topology is not None:
@@ -209,6 +210,17 @@ def _meta(options: PagedOptions) -> PagedAttentionMeta:
     if options.pa_cache_type is not None:
         meta = meta.with_cache_type(options.pa_cache_type)
     return meta.build()
+
+
+def _prefix_cache(builder: Builder, options: EngineOptions) -> Builder:
+    """Return the builder with a directory for the prefix cache, if requested."""
+    if options.prefix_cache_dir is None:
+        if options.prefix_cache_dir_mb is not None:
+            raise typer.BadParameter("it needs --prefix-cache-dir", param_hint="--prefix-cache-dir-mb")
+        return builder
+    if options.prefix_cache_dir_mb is None:
+        return builder.with_prefix_cache_dir(options.prefix_cache_dir)
+    return builder.with_prefix_cache_dir(options.prefix_cache_dir, options.prefix_cache_dir_mb << 20)
 
 
 def _speculating(builder: Builder, options: EngineOptions) -> AnyBuilder:

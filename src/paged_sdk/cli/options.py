@@ -347,6 +347,23 @@ class EngineOptions:
         ),
         BuilderSetting("prefix_cache_n"),
     ] = None
+    prefix_cache_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--prefix-cache-dir",
+            metavar="DIRECTORY",
+            help="Keep the prefix cache there, too, also for later processes.",
+            rich_help_panel=ENGINE,
+        ),
+        Setting("with_prefix_cache_dir"),
+    ] = None
+    prefix_cache_dir_mb: Annotated[
+        int | None,
+        typer.Option(
+            "--prefix-cache-dir-mb", help="Maximum size of that directory in MiB (8192).", rich_help_panel=ENGINE
+        ),
+        Setting("max_bytes"),
+    ] = None
     max_seq_len: Annotated[
         int | None,
         typer.Option("--max-seq-len", help="Tokens per sequence, prompt and output together.", rich_help_panel=ENGINE),

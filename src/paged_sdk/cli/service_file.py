@@ -86,6 +86,8 @@ class ModelFile(TypedDict, total=False):
     ]
     paged: Annotated[Paged, "The KV cache."]
     prefix_cache_n: Annotated[int | None, Bounds(0), "0: no prefix cache."]
+    prefix_cache_dir: Annotated[str | None, "A directory that keeps the prefix cache, also for later processes."]
+    prefix_cache_dir_mb: Annotated[int | None, Bounds(1), "Maximum size of that directory in MiB."]
     max_seqs: Annotated[int | None, Bounds(1), "Sequences computed at once."]
     max_num_batched_tokens: Annotated[int | None, Bounds(1), "Tokens per step."]
     max_seq_len: Annotated[int | None, Bounds(1), "Tokens per sequence."]
@@ -136,7 +138,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "server.image_hosts": "image_host",
     "server.page": "no_page",
 }
-ARE_PATHS: Final = ("imatrix", "calibration_file", "isq_cache", "topology")
+ARE_PATHS: Final = ("imatrix", "calibration_file", "isq_cache", "prefix_cache_dir", "topology")
 MAY_BE_PATHS: Final = ("model_id", "mmproj", "tok_model_id", "chat_template")
 OF_ONE: Final = ("model", "name", "quantized_files", "tokenizer", "arch", "draft_model", "adapters", "mmproj")
 """Keys that cannot apply to several models."""

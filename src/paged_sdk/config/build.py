@@ -28,6 +28,7 @@ from paged_sdk.config.checks import (
 from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedAttentionMeta
+from paged_sdk.config.prefix_cache_dir import PrefixCacheDir
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import ConfigError
 
@@ -191,6 +192,7 @@ class BuildSettings:
     :ivar imatrix: llama.cpp's importance matrix, which weights the errors that quantization minimizes
     :ivar calibration_file: a text from which an importance matrix is collected
     :ivar isq_cache: a directory that caches quantized weights for the next start
+    :ivar prefix_cache_dir: a directory that keeps blocks of the prefix cache
     :ivar batch_invariance: whether results must not depend on the number of rows in a step
     :ivar lean_memory: no effect: every model holds each quantized weight only once
     :ivar max_slowdown: maximum factor by which prefill may lengthen a step for decoding sequences; 0: no limit but the
@@ -214,6 +216,7 @@ class BuildSettings:
     paged_attn: bool | None = field(default=None, validator=is_optional_bool)
     paged_meta: PagedAttentionMeta | None = field(default=None, validator=IsA(PagedAttentionMeta, optional=True))
     prefix_cache_n: int | None = field(default=None, converter=as_optional_int, validator=IntAtLeast(0, optional=True))
+    prefix_cache_dir: PrefixCacheDir | None = field(default=None, validator=IsA(PrefixCacheDir, optional=True))
     max_num_seqs: int = field(default=32, converter=as_int, validator=IntAtLeast(1))
     max_queue: int = field(default=4096, converter=as_int, validator=IntAtLeast(1))
     max_num_batched_tokens: int | None = field(

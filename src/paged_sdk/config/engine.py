@@ -7,6 +7,7 @@ from attrs import field, frozen
 from paged_sdk.config.checks import IntAtLeast, is_slowdown
 from paged_sdk.config.memory import MemoryGpuConfig
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.config.prefix_cache_dir import PrefixCacheDir
 
 __all__ = ["EngineConfig"]
 
@@ -22,6 +23,7 @@ class EngineConfig:
     :ivar cache_type: storage type of KV elements
     :ivar prefix_cache_n: 0: prefix cache off; otherwise on with paged KV, and the number of finished sequences to keep
         with contiguous KV
+    :ivar prefix_cache_dir: where blocks of the prefix cache are stored outside the pool; None: nowhere
     :ivar max_num_seqs: maximum number of sequences that hold KV at once
     :ivar max_num_batched_tokens: token budget of one step
     :ivar max_slowdown: maximum factor by which prefill may lengthen a step for decoding sequences; 0: no limit but the
@@ -40,6 +42,7 @@ class EngineConfig:
     block_size: int = field(default=32, validator=IntAtLeast(1))
     cache_type: PagedCacheType = PagedCacheType.AUTO
     prefix_cache_n: int = field(default=16, validator=IntAtLeast(0))
+    prefix_cache_dir: PrefixCacheDir | None = None
     max_num_seqs: int = field(default=32, validator=IntAtLeast(1))
     max_num_batched_tokens: int = field(default=512, validator=IntAtLeast(1))
     max_slowdown: float = field(default=0.0, validator=is_slowdown)

@@ -9,14 +9,17 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from attrs import field, frozen
 
+from paged_sdk.config.checks import path_text
 from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.launch import Launch
 from paged_sdk.config.memory import LARGEST, MemoryGpuConfig
 from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
+from paged_sdk.config.prefix_cache_dir import PrefixCacheDir
 from paged_sdk.config.speculative import MOST_DRAFTS
 from paged_sdk.errors import ConfigError, shown
 
@@ -46,6 +49,8 @@ PREFIX_CACHE_N = "MISTRALRS_PREFIX_CACHE_N"
 """``0``, ``false`` or ``none`` turn the prefix cache off. Any other number turns it on; without paged attention it is
 the number of finished sequences to keep. Default: 16.
 """
+PREFIX_CACHE_DIR = "MISTRALRS_PREFIX_CACHE_DIR"
+"""A directory that keeps up to 8 GiB of the prefix cache, also for later processes. Default: none."""
 ISQ = "MISTRALRS_ISQ"
 """Quantize weights while loading, to a type such as ``Q4K`` or to ``2``, ``3``, ``4``, ``5``, ``6`` or ``8`` bits;
 ``false`` and ``none`` are off. Already quantized checkpoints stay as they are. Default: off.
@@ -102,6 +107,7 @@ class Environment:
     :ivar paged_attn: True: paged attention is requested; False: forbidden
     :ivar paged_meta: the settings of the KV pool
     :ivar prefix_cache_n: 0 turns the prefix cache off
+    :ivar prefix_cache_dir: where blocks of the prefix cache are stored
     :ivar isq: the type to quantize weights to while loading; does not apply to quantized checkpoints
     :ivar gamma: maximum number of draft tokens per sequence and step
     :ivar draft_model: path or Hub id of the draft model
@@ -111,6 +117,7 @@ class Environment:
     paged_attn: bool | None = None
     paged_meta: PagedAttentionMeta | None = None
     prefix_cache_n: int | None = None
+    prefix_cache_dir: PrefixCacheDir | None = None
     isq: IsqType | None = None
     gamma: int | None = None
     draft_model: str | None = None
@@ -177,6 +184,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         paged_attn=paged_attn,
         paged_meta=paged_meta,
         prefix_cache_n=_prefix_cache_n(given),
+        prefix_cache_dir=_prefix_cache_dir(given),
         isq=_isq(given),
         gamma=_gamma(given),
         draft_model=given.get(DRAFT_MODEL),
@@ -324,6 +332,11 @@ def _prefix_cache_n(given: Mapping[str, str]) -> int | None:
     if given.get(PREFIX_CACHE_N, "").lower() in {"false", "none"}:
         return 0
     return _whole_number(given, PREFIX_CACHE_N, allowed="a number >= 0, false or none", minimum=0)
+
+
+def _prefix_cache_dir(given: Mapping[str, str]) -> PrefixCacheDir | None:
+    value = given.get(PREFIX_CACHE_DIR)
+    return None if value is None else PrefixCacheDir(Path(path_text(PREFIX_CACHE_DIR, value, "a path")))
 
 
 def _isq(given: Mapping[str, str]) -> IsqType | None:

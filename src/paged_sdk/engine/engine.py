@@ -14,6 +14,7 @@ from paged_sdk.engine.events import Listener, Outbox
 from paged_sdk.engine.metrics import Metrics
 from paged_sdk.engine.output import OutputProcessor
 from paged_sdk.errors import InvalidRequestError, NumericalError, RequestFailedError
+from paged_sdk.kv.block_store import BlockStore
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.logs import get_logger
 from paged_sdk.runner.image_queue import ImageQueue
@@ -57,6 +58,7 @@ class Engine:
     :param tokenizer: detokenizes the text in which stop strings are searched
     :param proposer: proposes draft tokens for the runner to verify; None: no speculative decoding
     :param images: the queue in which images of prompts are encoded; None: the model takes no images
+    :param blocks: stores the prefix cache's blocks outside the pool; None: nothing is stored
     """
 
     def __init__(
@@ -68,8 +70,10 @@ class Engine:
         *,
         proposer: Proposer | None = None,
         images: ImageQueue[Any] | None = None,
+        blocks: BlockStore | None = None,
     ) -> None:
         self._images = images
+        self._blocks = blocks
         self._scheduler = scheduler
         self._kv = kv
         self._runner = runner
@@ -90,13 +94,16 @@ class Engine:
 
     @property
     def is_stalled(self) -> bool:
-        """Tell whether all requests await images, and the last step had nothing to compute."""
+        """Tell whether all requests await images or stored blocks, and the last step had nothing to compute."""
         return self._computes_nothing and self._scheduler.is_stalled
 
-    def on_images_ready(self, callback: Callable[[], object]) -> None:
-        """Set a callback, which another thread calls whenever an image that requests wait for is encoded."""
-        if self._images is not None:
-            self._images.on_ready = callback
+    def on_inputs_ready(self, callback: Callable[[], object]) -> None:
+        """Set a callback, which other threads call whenever an image that requests wait for is encoded, or stored
+        blocks have been read.
+        """
+        for source in (self._images, self._blocks):
+            if source is not None:
+                source.on_ready = callback
 
     def submit(self, request: Request, listener: Listener, outbox: Outbox) -> None:
         """Queue a request.
@@ -115,11 +122,13 @@ class Engine:
         # Nothing below raises, so either both the scheduler and the output know the request, or neither.
         self._next_seq_id += request.num_choices
         self._output.add(state)
+        self._computes_nothing = False
 
     def abort(self, request_id: str) -> None:
         """End a request with "canceled" and free its KV; no effect if it has ended already."""
         for sequence in self._output.cancel(request_id, time.monotonic()):
             self._scheduler.finish(sequence, "canceled")
+        self._computes_nothing = False  # another may take its seat
         self._let_adapters_go()
 
     def retire_adapter(self, number: int, on_idle: Callable[[], object]) -> None:
@@ -207,10 +216,10 @@ class Engine:
                 self._proposer = None
 
     def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache; live sequences keep their KV."""
-        self._kv.reset_prefix_cache()
-        if self._proposer is not None:
-            self._proposer.reset()
+        """Empty the prefix cache, its stored blocks included; live sequences keep their KV."""
+        self._forget_prefixes()
+        if self._blocks is not None:
+            self._blocks.clear()
 
     def requantize(self, isq: IsqType, check_cancelled: Callable[[], None]) -> None:
         """Requantize the weights. There must be no requests: their KV comes from the old weights.
@@ -220,9 +229,14 @@ class Engine:
         :raises ModelLoadError: requantizing failed, and the old weights are in use
         """
         assert not self.has_work, "KV of requests would be that of other weights"
-        self.reset_prefix_cache()
+        self._forget_prefixes()
         self._scheduler.forget_times()
         self._runner.requantize(isq, check_cancelled)
+
+    def _forget_prefixes(self) -> None:
+        self._kv.reset_prefix_cache()
+        if self._proposer is not None:
+            self._proposer.reset()
 
     def stats(self) -> ModelStats:
         """Return a snapshot of the counters."""
@@ -237,6 +251,7 @@ class Engine:
             awaiting_images=self._scheduler.num_awaiting_images,
             prefix_queries=self._kv.prefix_queries,
             prefix_hits=self._kv.prefix_hits,
+            prefix_restored=self._kv.prefix_restored,
             preemptions=self._scheduler.num_preemptions,
             steps=metrics.steps,
             prompt_tokens=metrics.prompt_tokens,
@@ -287,6 +302,8 @@ class Engine:
         new_tokens = self._scheduler.update(output, result.token_ids, result.forced)
         for sequence in self._output.process(new_tokens, output, result, now):
             self._scheduler.finish(sequence, "stop")  # the scheduler does not check stop strings
+        if self._blocks is not None and (published := self._kv.take_published()):
+            self._blocks.store(published)
         return new_tokens.num_tokens
 
     def _end_failed(self, output: SchedulerOutput, result: RunnerOutput) -> None:
@@ -302,6 +319,8 @@ class Engine:
             for sequence in self._output.fail(output.scheduled[row].sequence.request.request_id, error):
                 if isinstance(error, NumericalError):
                     self._kv.forget(sequence.table)
+                    if self._blocks is not None:
+                        self._blocks.forget(sequence.table.hashes)
                 self._scheduler.finish(sequence, "canceled")
 
     def _count(

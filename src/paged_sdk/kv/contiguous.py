@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from collections.abc import Collection, Sequence
 
 from attrs import frozen
 
 from paged_sdk.kv.block_hash import CacheKey
-from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix
+from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix, StoredBlock
 
 __all__ = ["SequenceKvManager", "common_prefix_length"]
 
@@ -68,6 +69,7 @@ class SequenceKvManager:
         self._epoch = 0
         self.prefix_queries: int = 0
         self.prefix_hits: int = 0
+        self.prefix_restored: int = 0
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -90,6 +92,13 @@ class SequenceKvManager:
                 if num_common > best.num_tokens:
                     best = Prefix(num_common, (slot,))
         return best
+
+    def hashes_after(self, table: KvTable, token_ids: list[int], prefix: Prefix) -> Sequence[bytes]:
+        """Return nothing: slots have no hashes."""
+        return ()
+
+    def restore(self, digests: Sequence[bytes], stored: Collection[bytes]) -> None:
+        """Do nothing, as nothing is stored."""
 
     def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
         """Return True: slots grow as needed."""
@@ -148,6 +157,14 @@ class SequenceKvManager:
         copies = list(self._copies.values())
         self._copies.clear()
         return copies
+
+    def take_restores(self) -> list[StoredBlock]:
+        """Return nothing: slots are not stored."""
+        return []
+
+    def take_published(self) -> list[StoredBlock]:
+        """Return nothing: slots are not stored."""
+        return []
 
     def take_released(self) -> list[int]:
         released, self._released = self._released, []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from attrs import frozen
 
 from paged_sdk.kv.block_hash import CacheKey
 
-__all__ = ["KvCopy", "KvManager", "KvTable", "KvUsage", "Prefix"]
+__all__ = ["KvCopy", "KvManager", "KvTable", "KvUsage", "Prefix", "StoredBlock"]
 
 
 class KvTable:
@@ -92,6 +92,18 @@ class KvCopy:
 
 
 @frozen
+class StoredBlock:
+    """Pairs a block of the pool with the hash of its content, which a store outside the pool knows it by.
+
+    :ivar block_id: the block to read from, or to write to
+    :ivar digest: the block's chain hash
+    """
+
+    block_id: int
+    digest: bytes
+
+
+@frozen
 class Prefix:
     """Refers to cached KV for the start of a sequence; valid until the manager next changes.
 
@@ -144,6 +156,11 @@ class KvManager(Protocol):
         ...
 
     @property
+    def prefix_restored(self) -> int:
+        """Return how many tokens' KV came back into the prefix cache from a store."""
+        ...
+
+    @property
     def usage(self) -> KvUsage:
         """Return how many blocks (or slots) are used, cached and free."""
         ...
@@ -152,6 +169,22 @@ class KvManager(Protocol):
         """Find the longest start of ``token_ids`` whose KV is cached. Changes no shared state.
 
         :param table: an empty table of this sequence
+        """
+        ...
+
+    def hashes_after(self, table: KvTable, token_ids: list[int], prefix: Prefix) -> Sequence[bytes]:
+        """Return the hashes of the full blocks after ``prefix``, which ``match`` has just returned for the table, that
+        the sequence could share with others if the pool had them. Contiguous KV has none.
+        """
+        ...
+
+    def restore(self, digests: Sequence[bytes], stored: Collection[bytes]) -> None:
+        """Make blocks of the pool the cached blocks of a sequence's start, for a store to fill: see
+        :meth:`take_restores`. It stops at the first block that is neither in the pool nor stored, and when no block is
+        available.
+
+        :param digests: the hashes of the sequence's first blocks, in order
+        :param stored: those whose content the store has
         """
         ...
 
@@ -199,6 +232,16 @@ class KvManager(Protocol):
     def take_copies(self) -> list[KvCopy]:
         """Return the copies to execute before the next step's writes: all reads before all writes, or in the given
         order.
+        """
+        ...
+
+    def take_restores(self) -> list[StoredBlock]:
+        """Return the blocks to fill with stored content, after the copies and before the next step's writes."""
+        ...
+
+    def take_published(self) -> list[StoredBlock]:
+        """Return the blocks that have become full and findable since the last call, if the manager records them. Their
+        content stays as it is at least until the next step is executed.
         """
         ...
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Sequence
 from itertools import islice
 
 from paged_sdk.kv.block import Block
 from paged_sdk.kv.block_hash import block_hashes
 from paged_sdk.kv.block_pool import BlockPool
-from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix
+from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix, StoredBlock
 
 __all__ = ["KvCacheManager"]
 
@@ -30,10 +31,17 @@ class KvCacheManager:
 
     :param sliding_window: tokens that a query attends to, itself included, if every layer has a sliding window: the
         widest; blocks outside it are freed while the sequence runs
+    :param records_published: whether :meth:`take_published` returns the blocks that have become full
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, sliding_window: int | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool = True,
+        sliding_window: int | None = None,
+        records_published: bool = False,
     ) -> None:
         self.block_size = block_size
         self._pool = BlockPool(num_blocks)
@@ -43,9 +51,12 @@ class KvCacheManager:
         self._window_blocks = sys.maxsize if sliding_window is None else self._num_blocks(sliding_window - 1) + 1
         self._pending: dict[bytes, KvTable] = {}
         self._copies: dict[int, KvCopy] = {}
+        self._restores: dict[int, bytes] = {}
+        self._published: dict[bytes, int] | None = {} if records_published else None
         self._epoch = 0
         self.prefix_queries: int = 0
         self.prefix_hits: int = 0
+        self.prefix_restored: int = 0
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -72,6 +83,30 @@ class KvCacheManager:
                 return Prefix(len(ids) * self.block_size, tuple(ids), awaited=digest in self._pending)
             ids.append(block.id)
         return Prefix(len(ids) * self.block_size, tuple(ids))
+
+    def hashes_after(self, table: KvTable, token_ids: list[int], prefix: Prefix) -> Sequence[bytes]:
+        """Return the hashes that ``match`` went through and did not find."""
+        if not self._prefix_caching:
+            return ()
+        return table.hashes[len(prefix.ids) : table.may_share(len(token_ids)) // self.block_size]
+
+    def restore(self, digests: Sequence[bytes], stored: Collection[bytes]) -> None:
+        """Take a block for each stored hash that the pool does not have."""
+        held: list[Block] = []  # so that no block is taken from the sequence itself
+        for digest in digests:
+            block = self._pool.find(digest)
+            if block is not None:
+                self._pool.acquire(block)
+            elif digest in stored and self._pool.num_available:
+                block = self._take()
+                self._pool.publish(block, digest)
+                self._restores[block.id] = digest
+                self.prefix_restored += self.block_size
+            else:
+                break
+            held.append(block)
+        for block in reversed(held):
+            self._pool.release(block)
 
     def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
         """Return whether there are blocks for ``num_tokens`` tokens (with a window, for those that live at once), plus
@@ -115,13 +150,13 @@ class KvCacheManager:
             if shared.ref_count > 1:
                 if not pool.num_available:
                     return max(0, index * size - start)
-                block = pool.take()
+                block = self._take()
                 self._copies[block.id] = KvCopy(shared.id, block.id, size)
                 pool.release(shared)
                 ids = table.ids = [*ids[:index], block.id, *ids[index + 1 :]]
                 table.version += 1
         for _ in range(min(num_needed - len(ids), pool.num_available)):
-            ids.append(pool.take().id)
+            ids.append(self._take().id)
         table.capacity = len(ids) * size
         return min(num_tokens, table.capacity - start)
 
@@ -133,8 +168,10 @@ class KvCacheManager:
         if self._prefix_caching and table.epoch == self._epoch and num_full > table.num_published:
             self._extend_hashes(table, token_ids, num_computed)
             for index in range(table.num_published, num_full):
-                digest = table.hashes[index]
-                self._pool.publish(self._pool.blocks[table.ids[index]], digest)
+                digest, block = table.hashes[index], self._pool.blocks[table.ids[index]]
+                self._pool.publish(block, digest)
+                if self._published is not None and block.hash is not None:
+                    self._published[digest] = block.id
                 if self._pending.get(digest) is table:
                     del self._pending[digest]
             table.num_published = num_full
@@ -175,11 +212,25 @@ class KvCacheManager:
         """Withdraw the blocks of the table's tokens, including those outside the window."""
         for digest in table.hashes:
             self._pool.withdraw(digest)
+            if self._published is not None:
+                self._published.pop(digest, None)
 
     def take_copies(self) -> list[KvCopy]:
         copies = list(self._copies.values())
         self._copies.clear()
         return copies
+
+    def take_restores(self) -> list[StoredBlock]:
+        restores = [StoredBlock(block_id, digest) for block_id, digest in self._restores.items()]
+        self._restores.clear()
+        return restores
+
+    def take_published(self) -> list[StoredBlock]:
+        if not self._published:
+            return []
+        published = [StoredBlock(block_id, digest) for digest, block_id in self._published.items()]
+        self._published.clear()
+        return published
 
     def take_released(self) -> list[int]:
         """Return nothing: the pool is one piece of storage."""
@@ -188,7 +239,17 @@ class KvCacheManager:
     def reset_prefix_cache(self) -> None:
         self._pool.forget_hashes()
         self._pending.clear()
+        # Sequences that run already read theirs.
+        self._restores = {key: digest for key, digest in self._restores.items() if self._pool.blocks[key].ref_count}
+        if self._published is not None:
+            self._published.clear()
         self._epoch += 1
+
+    def _take(self) -> Block:
+        block = self._pool.take()
+        # A cached block that was still to be filled is taken for something else.
+        self._restores.pop(block.id, None)
+        return block
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

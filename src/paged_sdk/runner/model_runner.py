@@ -14,12 +14,15 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import EngineDeadError, ModelClosedError
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.fused_decoder import fused_spans
+from paged_sdk.runner.block_content import BlockContent
+from paged_sdk.runner.block_files import BlockFiles
 from paged_sdk.runner.device import return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.other_ranks import OtherRanks
 from paged_sdk.runner.output import PendingStep
 from paged_sdk.runner.step_runner import StepRunner
+from paged_sdk.runner.stored_blocks import StoredBlocks
 from paged_sdk.sampling.processor import ALL_TOKENS
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.output import SchedulerOutput
@@ -32,12 +35,14 @@ __all__ = ["ModelRunner", "Requantized", "Requantizer"]
 class Requantized:
     """Holds the result of requantizing a runner's weights.
 
+    :ivar block_files: where blocks of the KV cache are stored; None: nowhere
     :ivar error: why requantizing failed and the old weights were kept; None on success
     """
 
     model: CausalModel
     backend: AttentionBackend
     device_decoding: DeviceDecoding | None
+    block_files: BlockFiles | None = None
     error: Exception | None = None
 
 
@@ -64,6 +69,7 @@ class ModelRunner:
     :param adapters: the adapters of rows; None: no adapters
     :param images: provides the vectors of prompts' images; None: no images
     :param others: the other ranks of a tensor-parallel model; None: this process holds the whole model
+    :param blocks: stores blocks of the KV cache; None: nothing is stored
     """
 
     def __init__(
@@ -76,9 +82,10 @@ class ModelRunner:
         adapters: AdapterBank | None = None,
         images: ImageVectors | None = None,
         others: OtherRanks | None = None,
+        blocks: StoredBlocks | None = None,
     ) -> None:
         self._step_runner: StepRunner | None = StepRunner(
-            model, backend, sampler, device_decoding, adapters, images, others
+            model, backend, sampler, device_decoding, adapters, images, others, blocks
         )
         self._requantizer = requantizer
 
@@ -108,7 +115,9 @@ class ModelRunner:
         if self._step_runner is None or self._requantizer is None:
             raise ModelClosedError("the runner is closed")
         sampler, adapters = self._step_runner.sampler, self._step_runner.adapters
-        images, others = self._step_runner.images, self._step_runner.others
+        images, others, blocks = self._step_runner.images, self._step_runner.others, self._step_runner.blocks
+        if blocks is not None:
+            blocks.let_go_of_pool()
         self._step_runner = None  # so that old weights are freed while new ones are made
         # Otherwise new weights would be allocated in pieces of the old KV pool, which leaves no contiguous memory for
         # the new pool, and the memory of recorded steps would stay cached and unused.
@@ -116,14 +125,16 @@ class ModelRunner:
         try:
             made = self._requantizer(isq, check_cancelled)
         except Exception as error:
-            _close(images, others, adapters)
+            _close(images, others, adapters, blocks)
             if isinstance(error, ModelClosedError):
                 raise
             raise EngineDeadError(f"the weights could not be quantized again: {error!r}") from error
         if adapters is not None:
             adapters.hold(fused_spans(made.model))
+        if blocks is not None and made.block_files is not None:
+            blocks.replace(made.block_files, BlockContent(made.backend.block_tensors))
         self._step_runner = StepRunner(
-            made.model, made.backend, sampler, made.device_decoding, adapters, images, others
+            made.model, made.backend, sampler, made.device_decoding, adapters, images, others, blocks
         )
         if made.error is not None:
             raise made.error
@@ -132,11 +143,12 @@ class ModelRunner:
         """Free weights, KV and sampler; a second call does nothing."""
         if self._step_runner is not None:
             _close(self._step_runner.images, self._step_runner.others, self._step_runner.adapters)
+            _close(self._step_runner.blocks)
         self._step_runner = self._requantizer = None
         return_cached_memory()
 
 
-def _close(*parts: ImageVectors | OtherRanks | AdapterBank | None) -> None:
+def _close(*parts: ImageVectors | OtherRanks | AdapterBank | StoredBlocks | None) -> None:
     for part in parts:
         if part is not None:
             part.close()

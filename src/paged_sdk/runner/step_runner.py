@@ -30,6 +30,7 @@ from paged_sdk.runner.prompt_reader import PromptReader
 from paged_sdk.runner.sampled_step import SampledStep
 from paged_sdk.runner.step_results import Recorded
 from paged_sdk.runner.step_states import StepStates
+from paged_sdk.runner.stored_blocks import StoredBlocks
 from paged_sdk.runner.targets import Target, targets_of
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.device_sampler import Drawn
@@ -54,6 +55,7 @@ class StepRunner:
     adapters: AdapterBank | None
     images: ImageVectors | None
     others: OtherRanks | None
+    blocks: StoredBlocks | None = None
     reader: PromptReader = field(init=False)
     takes_token_types: bool = field(init=False)
 
@@ -83,6 +85,8 @@ class StepRunner:
             if output.copies:
                 self.backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in output.copies])
             self.backend.release(output.released)
+            if self.blocks is not None:
+                self.blocks.restore(output.restores)
         self.sampler.forget(output.finished_seq_ids)
         self.reader.forget(output.finished_seq_ids)
         if self.device_decoding is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kv.manager import KvManager, Prefix
-from paged_sdk.scheduler.awaited_images import AwaitedImages
+from paged_sdk.scheduler.awaited_inputs import AwaitedInputs
 from paged_sdk.scheduler.running_sequences import RunningSequences
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from paged_sdk.scheduler.waiting_queue import WaitingQueue, is_overdue
@@ -31,7 +31,7 @@ class Admission:
 
     :param waiting: the queue
     :param running: receives the admitted sequences
-    :param awaited_images: takes sequences out of the queue whose images have to be encoded first
+    :param awaited: takes sequences out of the queue that have to wait for images or stored blocks first
     :ivar most_short: a prompt with at most this many tokens left to compute is short
     """
 
@@ -41,14 +41,14 @@ class Admission:
         kv: KvManager,
         waiting: WaitingQueue,
         running: RunningSequences,
-        awaited_images: AwaitedImages,
+        awaited: AwaitedInputs,
     ) -> None:
         self.most_short: int = config.max_num_batched_tokens // SHORT_PROMPT_DIVISOR
         self._config = config
         self._kv = kv
         self._waiting = waiting
         self._running = running
-        self._awaited_images = awaited_images
+        self._awaited = awaited
 
     def admit(self) -> Iterator[Sequence]:
         """Yield sequences, each admitted when the iterator reaches it, as long as seats and memory last."""
@@ -91,13 +91,14 @@ class Admission:
         """
         num_seats = self._config.max_num_seqs - sum(sequence.num_choices for sequence in self._running)
         for sequence in self._waiting.candidates(LOOKAHEAD):
-            if num_seats == 0:
+            num_free = num_seats - self._awaited.num_seats
+            if num_free <= 0:
                 return
             prefix = self._kv.match(sequence.table, sequence.token_ids)
-            if prefix.awaited or self._awaited_images.must_wait(sequence, prefix.num_tokens):
+            if prefix.awaited or self._awaited.must_wait(sequence, prefix):
                 continue
             num_growing = self._config.max_num_seqs - num_seats + sequence.num_choices - 1 + num_taken
-            if sequence.num_choices <= num_seats and self._fits(sequence, prefix, num_growing):
+            if sequence.num_choices <= num_free and self._fits(sequence, prefix, num_growing):
                 yield sequence, prefix
                 if sequence.status is SequenceStatus.RUNNING:
                     num_seats -= sequence.num_choices
@@ -116,6 +117,7 @@ class Admission:
         """Move a waiting sequence to the running ones, with ``prefix`` as its first KV."""
         self._waiting.remove(sequence)
         self._waiting.count_passed_by(sequence)
+        self._awaited.admitted(sequence)
         self._kv.attach(sequence.table, prefix, sequence.token_ids)
         sequence.status = SequenceStatus.RUNNING
         sequence.num_computed_tokens = sequence.num_scheduled = prefix.num_tokens

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Sequence_
 
 from attrs import define, field, frozen
 
-from paged_sdk.kv.manager import KvCopy
+from paged_sdk.kv.manager import KvCopy, StoredBlock
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.types.reading import PooledVector
 from paged_sdk.types.step import AWAITED, Step, StepRow
@@ -57,7 +57,8 @@ class ScheduledSequence:
 
 @frozen(eq=False)
 class SchedulerOutput:
-    """Describes one step. The device copies KV first, then frees released slots, then writes the rows' KV.
+    """Describes one step. The device copies KV first, then frees released slots and fills restored blocks, then writes
+    the rows' KV.
 
     :ivar scheduled: the rows, decode-only ones first, then prefill chunks; if there are none, nothing is executed and
         only ``dropped`` can have entries
@@ -69,6 +70,7 @@ class SchedulerOutput:
     :ivar num_prompt_tokens: number of tokens in prefill chunks that start within a prompt; recomputed output does not
         count
     :ivar num_decodes: how many of the rows, the first ones, only decode
+    :ivar restores: blocks to fill with stored content; paged only
     :ivar withheld: rows whose sequences wait for this step's result: see :meth:`Scheduler.withhold`
     """
 
@@ -80,6 +82,7 @@ class SchedulerOutput:
     num_prompt_tokens: int = 0
     num_decodes: int = 0
     withheld: list[ScheduledSequence] = field(factory=list)
+    restores: list[StoredBlock] = field(factory=list)
 
     def part(self, rows: Sequence_[int]) -> SchedulerOutput:
         """Return an output with some of the rows, so that their results can be processed separately. It counts no

@@ -9,7 +9,7 @@ from typing import Final
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.manager import KvManager
-from paged_sdk.scheduler.awaited_images import AwaitedImages
+from paged_sdk.scheduler.awaited_inputs import AwaitedInputs
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.scheduler.waiting_queue import rank
@@ -28,14 +28,14 @@ class RunningSequences:
 
     During iteration, sequences may be removed from the end.
 
-    :param awaited_images: receives sequences that lose their KV
+    :param awaited: receives sequences that lose their KV
     :ivar num_preemptions: how often a sequence has lost its KV to others
     """
 
-    def __init__(self, config: EngineConfig, kv: KvManager, awaited_images: AwaitedImages) -> None:
+    def __init__(self, config: EngineConfig, kv: KvManager, awaited: AwaitedInputs) -> None:
         self._config = config
         self._kv = kv
-        self._awaited_images = awaited_images
+        self._awaited = awaited
         self._sequences: list[Sequence] = []
         self.num_preemptions: int = 0
 
@@ -115,7 +115,7 @@ class RunningSequences:
             else:
                 end = min(end, switch + 1)
         sequence.end_length = end
-        self._awaited_images.queue(sequence)
+        self._awaited.queue(sequence)
 
     def may_grow(self, sequence: Sequence) -> bool:
         """Return whether a sequence that has reached its end length can continue once its KV is recomputed."""

@@ -8,9 +8,11 @@ from typing import Final
 
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
+from paged_sdk.kv.block_store import BlockReader
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.scheduler.admission import SHORT_PROMPT_DIVISOR, Admission
-from paged_sdk.scheduler.awaited_images import AwaitedImages, ImageGate
+from paged_sdk.scheduler.awaited_images import ImageGate
+from paged_sdk.scheduler.awaited_inputs import AwaitedInputs
 from paged_sdk.scheduler.draft_account import DraftAccount, VerifiedDrafts
 from paged_sdk.scheduler.output import NewTokens, ScheduledSequence, SchedulerOutput
 from paged_sdk.scheduler.pace import Pace
@@ -43,17 +45,20 @@ class Scheduler:
     token turns out to end the sequence, the row that was scheduled since is ignored.
 
     :param images: encodes the images of prompts; None: prompts have no images
+    :param store: reads cached blocks that have left the pool; None: nothing is stored
     :ivar times: how long steps without prompts take, as far as is known
     :ivar drafts: what drafts have gained so far
     """
 
-    def __init__(self, config: EngineConfig, kv: KvManager, images: ImageGate | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, kv: KvManager, images: ImageGate | None = None, store: BlockReader | None = None
+    ) -> None:
         self._config = config
         self._kv = kv
         self._waiting = WaitingQueue()
-        self._awaited_images = AwaitedImages(images, kv, self._waiting)
-        self._running = RunningSequences(config, kv, self._awaited_images)
-        self._admission = Admission(config, kv, self._waiting, self._running, self._awaited_images)
+        self._awaited = AwaitedInputs(images, store, kv, self._waiting)
+        self._running = RunningSequences(config, kv, self._awaited)
+        self._admission = Admission(config, kv, self._waiting, self._running, self._awaited)
         self.times: StepTimes = StepTimes()
         self.drafts: DraftAccount = DraftAccount(self.times)
         self._pace = Pace(config.max_slowdown, self.times) if config.max_slowdown else None
@@ -67,17 +72,20 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._awaited_images)
+        return len(self._waiting) + len(self._awaited)
 
     @property
     def num_awaiting_images(self) -> int:
         """Return how many of the waiting sequences wait for images."""
-        return len(self._awaited_images)
+        return self._awaited.num_for_images
 
     @property
     def is_stalled(self) -> bool:
-        """Return whether all sequences wait for images, so that there is nothing to compute."""
-        return not self._running and not self._waiting and self._awaited_images.none_ready
+        """Return whether a step with nothing to compute is not to be repeated until images or stored blocks are ready,
+        or other requests arrive or end: sequences in the queue then wait for the seats of those that wait for blocks.
+        """
+        is_queue_held_up = not self._waiting or self._awaited.num_seats > 0
+        return not self._running and is_queue_held_up and self._awaited.none_ready
 
     @property
     def decoding(self) -> list[Sequence]:
@@ -139,7 +147,7 @@ class Scheduler:
             self._waiting.remove(sequence)
         elif sequence.status is SequenceStatus.FINISHED:
             return
-        self._awaited_images.forget(sequence)
+        self._awaited.forget(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.epoch += 1
         sequence.finish_reason = reason
@@ -152,19 +160,27 @@ class Scheduler:
         after it. In the latter case rows with several samples, whose sequences fork, must be withheld or updated first.
         """
         dropped: list[Sequence] = []
-        self._awaited_images.take_ready()
+        self._awaited.take_ready()
         if self._waiting:
             self._admission.admit_short()
         decodes, chunks, budget = self._continue_running(dropped)
         chunks += self._admit_waiting(budget, beside=0 if chunks else len(decodes))
-        self._awaited_images.note_step(len(decodes))
+        self._awaited.note_step(len(decodes))
         if not (decodes or chunks):
-            # A step without rows is not executed: copies and finished sequences go with the next one that is.
+            # A step without rows is not executed: copies, restores and finished sequences go with the next one that is.
             return SchedulerOutput([], [], [], dropped, [])
         finished, self._finished_seq_ids = self._finished_seq_ids, []
         num_prompt_tokens = sum(row.num_new_tokens for row in chunks if row.start < row.sequence.num_prompt_tokens)
-        rows, copies, released = decodes + chunks, self._kv.take_copies(), self._kv.take_released()
-        return SchedulerOutput(rows, copies, released, dropped, finished, num_prompt_tokens, len(decodes))
+        return SchedulerOutput(
+            decodes + chunks,
+            self._kv.take_copies(),
+            self._kv.take_released(),
+            dropped,
+            finished,
+            num_prompt_tokens,
+            len(decodes),
+            restores=self._kv.take_restores(),
+        )
 
     def withhold(self, output: SchedulerOutput, rows: Iterable[int]) -> None:
         """Schedule nothing for some sequences until a step is updated, because their next token is not on the device.
@@ -262,7 +278,7 @@ class Scheduler:
                 if sequence.request.reading is not None and row.end == sequence.num_prompt_tokens:
                     self.finish(sequence, "stop")
                 for sample, choice in enumerate(self._running.fork(row) if row.num_samples else ()):
-                    token, reason = self._append(choice, token_ids[sample : sample + 1])
+                    token, reason = choice.append(token_ids[sample : sample + 1])
                     new_tokens.add(choice, token, index, sample)
                     if reason is not None:
                         self.finish(choice, reason)
@@ -274,7 +290,7 @@ class Scheduler:
         :returns: the tokens up to the one that ends the sequence, if one does
         """
         sequence = row.sequence
-        token_ids, reason = self._append(sequence, token_ids)
+        token_ids, reason = sequence.append(token_ids)
         # The KV of rejected drafts lies after the computed tokens, where the next step overwrites it.
         num_computed = row.known_end + len(token_ids) - 1
         sequence.num_computed_tokens = sequence.num_scheduled = num_computed
@@ -416,20 +432,6 @@ class Scheduler:
         row.kv_ids = sequence.table.ids  # growing may have replaced the list
         sequence.length -= 1
         return most
-
-    def _append(self, sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
-        """Append tokens, up to the one that ends the sequence.
-
-        :returns: the appended tokens, and why the sequence ends with them; None: it continues
-        """
-        stop_token_ids, own = sequence.request.stop_token_ids, sequence.token_ids
-        for count, token_id in enumerate(token_ids, start=1):
-            own.append(token_id)
-            if token_id in stop_token_ids:
-                return token_ids[:count], "stop"
-            if len(own) >= sequence.max_length:
-                return token_ids[:count], "length"
-        return token_ids, None
 
 
 def _row(sequence: Sequence, start: int, num_new_tokens: int) -> ScheduledSequence:

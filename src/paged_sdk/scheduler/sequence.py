@@ -19,6 +19,8 @@ class SequenceStatus(Enum):
     """In the queue, without KV: never scheduled yet, or preempted."""
     AWAITING_IMAGES = "awaiting images"
     """Waits for images of its prompt to be encoded, then goes to the queue; has no KV."""
+    AWAITING_BLOCKS = "awaiting blocks"
+    """Waits for stored blocks of its prompt to be read back into the pool, then goes to the queue; has no KV."""
     RUNNING = "running"
     """Holds KV and is scheduled."""
     FINISHED = "finished"
@@ -143,6 +145,20 @@ class Sequence:
             return end if end == len(self.token_ids) else 0
         media = self.request.media
         return end if media is None else media.chunk_end_before(end)
+
+    def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
+        """Append tokens, up to the one that ends the sequence.
+
+        :returns: the appended tokens, and why the sequence ends with them; None: it continues
+        """
+        stop_token_ids, own = self.request.stop_token_ids, self.token_ids
+        for count, token_id in enumerate(token_ids, start=1):
+            own.append(token_id)
+            if token_id in stop_token_ids:
+                return token_ids[:count], "stop"
+            if len(own) >= self.max_length:
+                return token_ids[:count], "length"
+        return token_ids, None
 
     def fork(self, choice_index: int, table: KvTable) -> Sequence:
         """Return another choice of the same request, with a copy of the tokens so far and its own table."""

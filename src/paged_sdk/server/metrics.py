@@ -35,6 +35,7 @@ COUNTERS: Final[Mapping[str, str]] = {
     "completion_tokens": "Tokens generated.",
     "prefix_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_hits": "Prompt tokens found in the prefix cache.",
+    "prefix_restored": "Tokens whose KV was read back from the prefix cache's directory.",
     "preemptions": "Sequences whose KV was given up for others.",
     "steps": "Steps of the engine.",
     "drafted_tokens": "Drafts that were verified.",

@@ -20,6 +20,7 @@ class ModelStats:
     :ivar awaiting_images: waiting sequences whose images are being encoded
     :ivar prefix_queries: prompt tokens looked up in the prefix cache since the start
     :ivar prefix_hits: of those, tokens found
+    :ivar prefix_restored: tokens whose KV was read back from the prefix cache's directory into the pool
     :ivar preemptions: how often a sequence gave up its KV to others
     :ivar steps: engine steps since the start
     :ivar prompt_tokens: prompt tokens computed since the start
@@ -42,6 +43,7 @@ class ModelStats:
     awaiting_images: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    prefix_restored: int = 0
     preemptions: int = 0
     steps: int = 0
     prompt_tokens: int = 0

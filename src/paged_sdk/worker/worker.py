@@ -57,7 +57,7 @@ class Worker:
         self._on_start = on_start
         self._throughput = ThroughputLog() if log_throughput else None
         self._mailbox = Mailbox()
-        engine.on_images_ready(partial(self._mailbox.put, Wake()))
+        engine.on_inputs_ready(partial(self._mailbox.put, Wake()))
         self._in_hand: Command | None = None
         self._alone: CallAlone | None = None  # runs when the live requests have ended
         self._held: deque[Submit | CallAlone] = deque()  # commands that wait for _alone
