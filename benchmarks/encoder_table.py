@@ -40,10 +40,13 @@ _BLOCK: Final = 8
 _ALIKE: Final = 1e-4
 
 
-def judge_encoder(model_type: str) -> Outcome:
-    """Test one encoder."""
+def judge_encoder(model_type: str, **changes: Any) -> Outcome:
+    """Test one encoder.
+
+    :param changes: fields of its config
+    """
     try:
-        content = tiny_config(model_type, is_decoder=False).to_dict() | {
+        content = tiny_config(model_type, is_decoder=False, **changes).to_dict() | {
             "architectures": [MODEL_FOR_MASKED_LM_MAPPING_NAMES[model_type]]
         }
     except Exception as error:  # configs validate themselves with errors of many classes
@@ -51,7 +54,7 @@ def judge_encoder(model_type: str) -> Outcome:
         return Outcome(model_type, Verdict.REFUSED, f"no config of it can be made here ({reason})")
     try:
         open_door(content, torch.float32)  # before making the model: some stay large even with a tiny text config
-        reference = tiny_encoder(model_type)
+        reference = tiny_encoder(model_type, **changes)
         model = _load(reference, content)
     except UnsupportedArchitectureError as error:
         return Outcome(model_type, Verdict.REFUSED, str(error).rpartition("transformers' classes: ")[2])

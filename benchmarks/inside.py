@@ -62,13 +62,26 @@ class OpenEngine:
         return type(self.runner._step_runner.model)
 
     @property
-    def bits_per_weight(self) -> float:
-        """Return the bits per weight of the layers' matrices, without experts."""
+    def decoder(self) -> DecoderModel:
+        """Return the runner's model in the form that computes layers one by one."""
         assert self.runner._step_runner is not None
         model = self.runner._step_runner.model
         decoder = model._model if isinstance(model, FusedDecoderModel) else model
         assert isinstance(decoder, DecoderModel)
-        linears = [linear for layer in decoder.layers for linear in layer.linears]
+        return decoder
+
+    def with_backend(self, backend: AttentionBackend) -> OpenEngine:
+        """Return the same engine on another backend. The runner, which both share, computes layers one by one on it
+        from then on.
+        """
+        assert self.runner._step_runner is not None
+        self.runner._step_runner = evolve(self.runner._step_runner, model=self.decoder, backend=backend)
+        return evolve(self, backend=backend)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Return the bits per weight of the layers' matrices, without experts."""
+        linears = [linear for layer in self.decoder.layers for linear in layer.linears]
         weights = sum(linear.in_features * linear.out_features for linear in linears)
         return 8 * sum(linear.num_bytes for linear in linears) / weights
 

@@ -44,7 +44,7 @@ def write(
     own: dict[str, Any] = (
         {"use_bidirectional_attention": True, "sliding_window": 512} if families == "gemma3_text" else {}
     )
-    if families in ENCODER_MODEL_TYPES:
+    if families in (*ENCODER_MODEL_TYPES, "t5"):
         make_encoder(families, directory / "decoder")
     else:
         tiny.make_checkpoint(families, directory / "decoder", **own)
@@ -62,7 +62,7 @@ def write(
         modules += [layers.Dense(96, 40, bias=False, activation_function=torch.nn.Identity())]
     if normalize:
         modules.append(layers.Normalize())
-    model = library.SentenceTransformer(modules=modules, prompts={"query": "Find this: "}, device="cpu")
+    model = library.SentenceTransformer(modules=modules, prompts={"query": "Find this, "}, device="cpu")
     model.save(str(directory / "written"))
     return model
 
@@ -83,6 +83,8 @@ def write(
         ("cls", False, True, True, "bert"),
         ("mean", True, False, False, "roberta"),
         ("mean", False, True, True, "modernbert"),
+        ("mean", False, True, True, "mpnet"),
+        ("mean", True, True, True, "t5"),
     ],
 )
 async def test_checkpoints_give_the_same_vectors(
@@ -115,7 +117,7 @@ async def test_a_chat_template_around_texts_is_refused(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.parametrize("model_type", ["bert", "distilbert", "modernbert"])
+@pytest.mark.parametrize("model_type", ["bert", "distilbert", "modernbert", "mpnet"])
 async def test_rankers_say_what_cross_encoders_say(model_type: str, tmp_path: Path) -> None:
     make_ranker(model_type, tmp_path / "ranker")
     encoder = library.CrossEncoder(str(tmp_path / "ranker"), device="cpu", max_length=64)

@@ -5,17 +5,35 @@ from __future__ import annotations
 import json
 import string
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import tokenizers
 import torch
 from benchmarks.encoder_table import tiny_encoder
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
-from transformers import AutoModelForSequenceClassification, Gemma3TextConfig, Gemma3TextModel, PreTrainedModel
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    PreTrainedModel,
+)
 
-__all__ = ["CLS", "SEP", "make_embedding_gemma", "make_encoder", "make_ranker", "word_pieces"]
+__all__ = ["CLS", "DEBERTA_V3", "SEP", "make_embedding_gemma", "make_encoder", "make_ranker", "word_pieces"]
 
 CLS, SEP = 2, 3
+# As published checkpoints have it, but for the number of buckets.
+DEBERTA_V3: Final[dict[str, Any]] = {
+    "relative_attention": True,
+    "position_buckets": 16,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "max_relative_positions": -1,
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
 
 
 def word_pieces() -> tokenizers.Tokenizer:
@@ -47,9 +65,12 @@ def word_pieces() -> tokenizers.Tokenizer:
 def make_encoder(model_type: str, directory: Path, **changes: Any) -> PreTrainedModel:
     """Write a checkpoint with random weights, saved as the class that predicts masked words, and return the model.
 
+    T5 and its like are saved as the class of their encoder.
+
     :param changes: fields of its config
     """
-    return _write(tiny_encoder(model_type, **changes), directory)
+    auto = AutoModelForTextEncoding if model_type.endswith("t5") else AutoModelForMaskedLM
+    return _write(tiny_encoder(model_type, auto, **changes), directory)
 
 
 def make_embedding_gemma(directory: Path) -> PreTrainedModel:

@@ -183,7 +183,7 @@ def test_the_digest_is_of_all_that_counts(adapter: Path) -> None:
         ({"alpha_pattern": {"q_proj": None}}, r"alpha_pattern\.q_proj = None"),
         ({"alpha_pattern": {"(a+)+$": 1}}, "names of modules"),
         ({"rank_pattern": ["q_proj"]}, "an object"),
-        ({"modules_to_save": ["lm_head"]}, r"modules_to_save = \['lm_head'\]: modules that were trained as a whole"),
+        ({"modules_to_save": "lm_head"}, "modules_to_save = 'lm_head' is not allowed: expected names of modules"),
         ({"trainable_token_indices": [1]}, "trained embeddings"),
         ({"alora_invocation_tokens": ["a"]}, "token ids"),
         ({"layer_replication": [[0, 1]]}, "repeated"),

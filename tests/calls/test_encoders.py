@@ -22,7 +22,7 @@ from paged_sdk import (
     UnsupportedArchitectureError,
 )
 from paged_sdk.config.pooling import Pooling
-from tiny_encoder import CLS, SEP, make_encoder, make_ranker, word_pieces
+from tiny_encoder import CLS, DEBERTA_V3, SEP, make_encoder, make_ranker, word_pieces
 
 pytestmark = pytest.mark.anyio
 
@@ -49,11 +49,12 @@ def expected(reference: Any, pooling: Pooling) -> npt.NDArray[np.float32]:
     return np.stack([vector(reference, text, pooling) for text in TEXTS])
 
 
-@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert"])
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert", "mpnet", "deberta-v2", "t5"])
 @pytest.mark.parametrize("way", ["paged", "contiguous", "small steps", "one at a time"])
 async def test_vectors_are_those_of_transformers(model_type: str, way: str, tmp_path: Path) -> None:
-    windows = {"local_attention": 16} if model_type == "modernbert" else {}  # 8 tokens before and after
-    reference = make_encoder(model_type, tmp_path, **windows)
+    # 8 tokens before and after
+    changes = {"modernbert": {"local_attention": 16}, "deberta-v2": DEBERTA_V3}.get(model_type, {})
+    reference = make_encoder(model_type, tmp_path, **changes)
     builder = builder_of(tmp_path)
     if way == "contiguous":
         builder = builder.without_paged_attn()
@@ -70,6 +71,30 @@ async def test_vectors_are_those_of_transformers(model_type: str, way: str, tmp_
         assert model.stats().running == 0
 
 
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("t5", {"feed_forward_proj": "gated-gelu", "d_kv": 12}),
+        ("t5", {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 5}),
+        ("mt5", {}),
+        ("umt5", {}),
+    ],
+)
+async def test_encoders_of_an_encoder_and_a_decoder(model_type: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    reference = make_encoder(model_type, tmp_path, **changes)
+    async with builder_of(tmp_path).build() as model:
+        found = (await model.embed(TEXTS, pooling="mean", normalize=False)).embeddings
+        with pytest.raises(InvalidRequestError, match="is an encoder"):
+            await model.score(["tea"])
+    wanted = expected(reference, "mean")
+    np.testing.assert_allclose(found, wanted, atol=2e-5 * float(np.abs(wanted).max()))
+    for architectures in (["T5ForConditionalGeneration"], None):
+        content = json.loads((tmp_path / "config.json").read_text()) | {"architectures": architectures}
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        with pytest.raises(UnsupportedArchitectureError, match="no class of this name that generates text"):
+            await builder_of(tmp_path).build()
+
+
 async def test_means_are_taken_where_nothing_is_said(tmp_path: Path) -> None:
     """As sentence-transformers does with a directory that has no modules.json."""
     reference = make_encoder("bert", tmp_path)
@@ -79,14 +104,17 @@ async def test_means_are_taken_where_nothing_is_said(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted, axis=1, keepdims=True), atol=2e-5)
 
 
-async def test_quantized_and_rounded_weights_stay_near(tmp_path: Path) -> None:
-    reference = make_encoder("bert", tmp_path)
+# T5's scores are not scaled, so that errors of random weights weigh more.
+@pytest.mark.parametrize(("model_type", "least"), [("bert", 0.995), ("mpnet", 0.995), ("t5", 0.98)])
+async def test_quantized_and_rounded_weights_stay_near(model_type: str, least: float, tmp_path: Path) -> None:
+    reference = make_encoder(model_type, tmp_path)
     wanted = expected(reference, "mean")
-    for builder in (builder_of(tmp_path).with_isq(IsqType.Q8_0), builder_of(tmp_path).with_dtype("bfloat16")):
+    rounded = [builder_of(tmp_path).with_dtype(dtype) for dtype in ("bfloat16", "float16")]
+    for builder in (builder_of(tmp_path).with_isq(IsqType.Q8_0), *rounded):
         async with builder.build() as model:
             found = (await model.embed(TEXTS, normalize=False)).embeddings
         cosines = (found * wanted).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(wanted, axis=1)
-        assert cosines.min() > 0.995, builder
+        assert cosines.min() > least, builder
 
 
 async def test_texts_keep_the_tokens_around_them_when_they_are_cut(tmp_path: Path) -> None:
@@ -109,6 +137,28 @@ async def test_positions_of_roberta_end_two_earlier(tmp_path: Path) -> None:
         assert (await model.embed([[CLS, *[7] * 30, SEP]])).embeddings.shape == (1, 64)
         with pytest.raises(ContextLengthError, match="33 tokens, 32 fit"):
             await model.embed([[CLS, *[7] * 31, SEP]])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_numbers_of_distances_reach_far(dtype: str, tmp_path: Path) -> None:
+    """MPNet's distances of 128 tokens and more have one bucket, in each direction."""
+    reference: Any = make_encoder("mpnet", tmp_path, max_position_embeddings=402, pad_token_id=1)
+    reference.base_model.encoder.relative_attention_bias.weight.data.mul_(3)
+    reference.save_pretrained(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": 1000}))
+    texts = [[CLS, *torch.randint(5, 60, (length,)).tolist(), SEP] for length in (398, 140, 1)]
+    wanted = []
+    for text in texts:
+        ids = torch.tensor([text])
+        with torch.inference_mode():
+            wanted.append(reference.base_model(input_ids=ids).last_hidden_state[0].mean(0).numpy())
+    async with builder_of(tmp_path).with_dtype(dtype).build() as model:
+        found = (await model.embed(texts, pooling="mean", normalize=False)).embeddings
+        with pytest.raises(ContextLengthError, match="401 tokens, 400 fit"):
+            await model.embed([[7] * 401])
+    rounding = 2e-5 if dtype == "float32" else 4e-2
+    np.testing.assert_allclose(found, np.stack(wanted), atol=rounding * float(np.abs(wanted).max()))
 
 
 async def test_encoders_generate_nothing(tmp_path: Path) -> None:
@@ -136,7 +186,11 @@ async def test_checkpoint_without_a_tensor_is_refused(tmp_path: Path) -> None:
 async def test_what_is_no_encoder_of_texts_is_refused(tmp_path: Path) -> None:
     make_encoder("bert", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    for changes in ({"architectures": ["BertForTokenClassification"]}, {"model_type": "mpnet", "architectures": None}):
+    others: tuple[dict[str, object], ...] = (
+        {"architectures": ["BertForTokenClassification"]},
+        {"model_type": "longformer", "architectures": None},
+    )
+    for changes in others:
         (tmp_path / "config.json").write_text(json.dumps(config | changes))
         with pytest.raises(UnsupportedArchitectureError):
             await builder_of(tmp_path).build()

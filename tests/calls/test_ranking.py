@@ -26,7 +26,7 @@ from paged_sdk import (
 )
 from paged_sdk.testing import fake_model
 from serving import serving
-from tiny_encoder import make_ranker, word_pieces
+from tiny_encoder import DEBERTA_V3, make_ranker, word_pieces
 
 pytestmark = pytest.mark.anyio
 
@@ -61,13 +61,18 @@ def logits(response: RankResponse) -> list[float]:
     return [each.logit for each in sorted(response.results, key=lambda each: each.index)]
 
 
-# Token types and a pooler; layers of its own for a text, and positions from 2 on; none of both; means and windows.
+# Token types and a pooler; layers of its own for a text, and positions from 2 on; none of both; numbers of distances,
+# by head and by token; a pooler of another form; other layers for a text; means and windows.
 @pytest.mark.parametrize(
     ("model_type", "changes"),
     [
         ("bert", {}),
         ("xlm-roberta", {"pad_token_id": 1}),
         ("distilbert", {}),
+        ("mpnet", {"pad_token_id": 1}),
+        ("deberta-v2", DEBERTA_V3),
+        ("albert", {}),
+        ("electra", {}),
         ("modernbert", {"classifier_pooling": "cls"}),
         ("modernbert", {"classifier_pooling": "mean"}),
     ],
@@ -164,9 +169,6 @@ async def test_classes_that_do_not_rank_are_refused(tmp_path: Path) -> None:
     make_ranker("bert", tmp_path / "kinds", num_labels=3)
     with pytest.raises(UnsupportedArchitectureError, match="has 3 labels"):
         await builder_of(tmp_path / "kinds").build()
-    make_ranker("albert", tmp_path / "albert")
-    with pytest.raises(UnsupportedArchitectureError, match="more than one vector"):
-        await builder_of(tmp_path / "albert").build()
     # Its tokens' hidden states go through a layer before they become one; positions are rotary.
     make_ranker("eurobert", tmp_path / "late", classifier_pooling="late")
     with pytest.raises(UnsupportedArchitectureError, match="more than one vector"):

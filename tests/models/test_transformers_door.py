@@ -57,6 +57,7 @@ from paged_sdk.models import any_model
 from paged_sdk.models.any_model import plan_model
 from paged_sdk.models.transformers_door.loading import open_door
 from paged_sdk.models.transformers_door.seam import Seam
+from tiny_encoder import DEBERTA_V3
 
 CPU = torch.device("cpu")
 PROMPT = "Once upon a time there was a small engine that could read a long letter word by word."
@@ -79,23 +80,47 @@ def test_an_output_projection_of_its_own_that_the_config_ties() -> None:
 
 
 # Learned positions, some of which begin after the padding token's; layers that share their weights; windows in some
-# layers, and rotations.
-@pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "albert", "modernbert", "nomic_bert"])
+# layers, and rotations; numbers of distances.
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "albert", "modernbert", "nomic_bert", "mpnet"])
 def test_encoder_computes_what_transformers_computes(model_type: str) -> None:
     outcome = judge_encoder(model_type)
     assert outcome.verdict is Verdict.RUNS, outcome.reason
 
 
+# Numbers of distances by token: of queries, keys or both, from matrices of their own or the tokens'; in buckets, or
+# without; distances beyond the last bucket.
 @pytest.mark.parametrize(
-    ("model_type", "reason"),
+    "changes",
     [
-        ("mpnet", "does not use transformers' attention interface"),
-        ("esm", "counts the positions of a text in a way of its own"),
-        ("bart", "different numbers of heads"),
+        {"relative_attention": False, "position_biased_input": True, "type_vocab_size": 2},
+        {},
+        {"share_att_key": False},
+        {"pos_att_type": ["c2p"], "norm_rel_ebd": "none"},
+        {"pos_att_type": ["p2c"]},
+        {"pos_att_type": []},
+        {"position_buckets": -1},
+        {"position_buckets": -1, "max_relative_positions": 4},
+        {"position_buckets": 4, "max_relative_positions": 8},
     ],
 )
-def test_encoder_that_cannot_run_is_refused(model_type: str, reason: str) -> None:
-    outcome = judge_encoder(model_type)
+def test_forms_of_deberta(changes: dict[str, Any]) -> None:
+    outcome = judge_encoder("deberta-v2", **{**DEBERTA_V3, **changes})
+    assert outcome.verdict is Verdict.RUNS, outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "reason"),
+    [
+        ("longformer", {}, "does not use transformers' attention interface"),
+        ("esm", {"position_embedding_type": "rotary"}, "counts the positions of a text in a way of its own"),
+        # Embeddings are scaled by the number of mask tokens in a text.
+        ("esm", {"token_dropout": True, "mask_token_id": 4}, "see each other elsewhere than in attention"),
+        ("bart", {}, "different numbers of heads"),
+        ("deberta-v2", {"conv_kernel_size": 3}, "a convolution lets neighbouring tokens see each other"),
+    ],
+)
+def test_encoder_that_cannot_run_is_refused(model_type: str, changes: dict[str, Any], reason: str) -> None:
+    outcome = judge_encoder(model_type, **changes)
     assert outcome.verdict is Verdict.REFUSED
     assert reason in outcome.reason
 

@@ -10,7 +10,9 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-__all__ = ["Adapter", "ModuleUpdate"]
+from paged_sdk.errors import shown
+
+__all__ = ["Adapter", "ModuleUpdate", "plain_name"]
 
 
 @frozen(eq=False)
@@ -51,6 +53,8 @@ class Adapter:
     :ivar is_target: returns whether the adapter's settings list a module as a target; None: they list no names
     :ivar invocation: tokens from whose last occurrence in a prompt on the adapter applies (activated LoRA); empty: it
         applies to all tokens
+    :ivar whole: tensors of modules that were trained as a whole, by their names in the base's checkpoint
+    :ivar is_whole: returns whether the adapter's settings say so of a module, or of one around it
     :ivar digest: hash of everything that outputs depend on
     """
 
@@ -60,7 +64,14 @@ class Adapter:
     is_target: Callable[[str], bool] | None = None
     invocation: tuple[int, ...] = ()
     copies: Mapping[str, tuple[int, ...]] = field(factory=dict)
+    whole: Mapping[str, Tensor] = field(factory=dict)
+    is_whole: Callable[[str], bool] = lambda module: False
     digest: bytes = field(init=False)
+
+    @property
+    def made_for(self) -> str:
+        """Return the end of error messages that names the base; empty if the file does not state it."""
+        return f": the adapter was made for {shown(self.base)}" if self.base else ""
 
     @digest.default
     def _make_digest(self) -> bytes:
@@ -68,9 +79,27 @@ class Adapter:
         for name, update in sorted(self.modules.items()):
             encoded = name.encode()
             digest.update(struct.pack("<Q??d", len(encoded), update.in_pairs, update.looks_up, update.scale) + encoded)
-            tensors = (update.down, update.up, *(() if update.magnitude is None else (update.magnitude,)))
-            for tensor in tensors:
-                kind = str(tensor.dtype).encode()
-                digest.update(struct.pack(f"<QQ{tensor.dim()}Q", len(kind), tensor.dim(), *tensor.shape) + kind)
-                digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+            for tensor in (update.down, update.up, *(() if update.magnitude is None else (update.magnitude,))):
+                for part in _content(tensor):
+                    digest.update(part)
+        for name, tensor in sorted(self.whole.items()):
+            encoded = name.encode()
+            digest.update(struct.pack("<Q", len(encoded)) + encoded)
+            for part in _content(tensor):
+                digest.update(part)
         return digest.digest()
+
+
+def _content(tensor: Tensor) -> tuple[bytes, memoryview]:
+    """Return a tensor's shape and dtype, and its values."""
+    kind = str(tensor.dtype).encode()
+    described = struct.pack(f"<QQ{tensor.dim()}Q", len(kind), tensor.dim(), *tensor.shape) + kind
+    return described, tensor.contiguous().view(torch.uint8).numpy().data
+
+
+def plain_name(module: str) -> str:
+    """Return a module's name without the prefixes of enclosing modules, which differ between model classes."""
+    parts = module.split(".")
+    while parts and parts[0] in ("model", "language_model", "transformer", "bert", "roberta"):
+        del parts[0]
+    return ".".join(parts)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from paged_sdk.adapters.adapter import Adapter, ModuleUpdate
+from paged_sdk.adapters.adapter import Adapter, ModuleUpdate, plain_name
 from paged_sdk.adapters.gguf import read_gguf
 from paged_sdk.adapters.peft import read_peft
+from paged_sdk.adapters.whole_modules import fit_whole
 from paged_sdk.errors import AdapterError, ModelClosedError, shown
 from paged_sdk.kernels.lora import AdaptedRows, Lora, LoraPart, LoraWeights
 from paged_sdk.kernels.lora_slots import AdapterSlots
@@ -65,6 +67,7 @@ class AdapterBank:
     :param layers: for each decoder layer, the names of its linear layers by the native decoder's numbers
     :param head: name of the output projection; empty: adapters cannot change it. ``embedding`` likewise
     :param head_dim: size of a query or key head; 0: GGUF adapters with interleaved heads are refused
+    :param whole: the tensors of the ranking layers, which adapters may replace
     :param fused: the spans of layers that native calls compute
     :param resolve: returns the directory of a path or hub id, after downloading it if needed
     :param send_message: sends a message to the other ranks; None: there are none, or this is not rank 0
@@ -81,6 +84,7 @@ class AdapterBank:
         head: str = "",
         embedding: str = "",
         head_dim: int = 0,
+        whole: Mapping[str, Tensor] = MappingProxyType({}),
         fused: Sequence[range] = (),
         resolve: Callable[[str], Path] = Path,
         send_message: Callable[[Message], None] | None = None,
@@ -89,8 +93,9 @@ class AdapterBank:
         self._head = head
         self._embedding = embedding
         self._head_dim = head_dim
+        self._whole = whole
         self._fused = tuple(fused)
-        self._linears = {_plain(module): linear for linear in linears for module in linear.modules}
+        self._linears = {plain_name(module): linear for linear in linears for module in linear.modules}
         self._dtype = dtype
         self._device = device
         self._resolve = resolve
@@ -111,16 +116,18 @@ class AdapterBank:
         found = self._resolve(path)
         with _one_thread():
             adapter = read_gguf(found) if found.suffix == ".gguf" else read_peft(found)
+            lora = self._formed(self.fit(adapter))
             return FittedAdapter(
-                self._formed(self.fit(adapter)),
+                lora,
                 adapter.digest,
                 str(found.absolute()),
                 adapter.invocation,
                 rank=max((update.down.shape[0] for update in adapter.modules.values()), default=0),
                 num_bytes=sum(
-                    update.num_elements * self._dtype_of(self._linears[_plain(name)]).itemsize
+                    update.num_elements * self._dtype_of(self._linears[plain_name(name)]).itemsize
                     for name, update in adapter.modules.items()
-                ),
+                )
+                + sum(tensor.nbytes for tensor in lora.whole.values()),
             )
 
     def fit(self, adapter: Adapter) -> Lora:
@@ -130,17 +137,17 @@ class AdapterBank:
         """
         updates: dict[str, dict[str, ModuleUpdate]] = {}
         for name, update in adapter.modules.items():
-            linear = self._linears.get(_plain(name))
+            linear = self._linears.get(plain_name(name))
             if linear is None or update.looks_up != (linear.name == self._embedding):
                 kinds = sorted({module.rpartition(".")[2] for module in self._linears})
                 raise AdapterError(
                     f"{adapter.path}: tensor {shown(update.tensor)} is of a module that the model does not have, or "
-                    f"that cannot be adapted{_made_for(adapter)}; its layers have {', '.join(kinds)}",
+                    f"that cannot be adapted{adapter.made_for}; its layers have {', '.join(kinds)}",
                     path=adapter.path,
                     tensor=update.tensor,
                     value=name,
                 )
-            module = next(each for each in linear.modules if _plain(each) == _plain(name))
+            module = next(each for each in linear.modules if plain_name(each) == plain_name(name))
             self._check(adapter, update, linear, module)
             updates.setdefault(linear.name, {})[module] = update
         if adapter.is_target is not None:
@@ -149,7 +156,7 @@ class AdapterBank:
         self._check_copies(adapter)
         joined = {name: self._joined(by_name[name], own) for name, own in updates.items()}
         head, embedding = joined.pop(self._head, None), joined.pop(self._embedding, None)
-        return Lora(joined, head=head, embedding=embedding)
+        return Lora(joined, head=head, embedding=embedding, whole=fit_whole(adapter, self._whole))
 
     # On the engine's thread
 
@@ -205,6 +212,10 @@ class AdapterBank:
         """Release the adapters and the model; no more steps may be made."""
         self._loras, self._slots, self._linear_of, self._send_message = {}, None, None, None
 
+    def whole(self, number: int) -> Mapping[str, Tensor]:
+        """Return the tensors by which an adapter replaces those of the ranking layers."""
+        return self._loras[number].whole
+
     def rows(self, rows: Sequence[StepRow]) -> AdaptedRows | None:
         """Return the adapter of each token of a step; None if no row has an adapter."""
         if all(row.adapter is None for row in rows):
@@ -229,7 +240,7 @@ class AdapterBank:
                     for names in self._layers[layers.start : layers.stop]
                 ]
             )
-        return Lora(by_layer, native, lora.head, lora.embedding)
+        return evolve(lora, by_layer=by_layer, native=native)
 
     def _check(self, adapter: Adapter, update: ModuleUpdate, linear: AdaptableShape, module: str) -> None:
         """Check that the model's matrix can take an update.
@@ -252,7 +263,7 @@ class AdapterBank:
         if found != expected:
             raise AdapterError(
                 f"{adapter.path}: tensor {shown(update.tensor)} updates a matrix of shape {list(found)}, the model's "
-                f"has {list(expected)}{_made_for(adapter)}",
+                f"has {list(expected)}{adapter.made_for}",
                 path=adapter.path,
                 tensor=update.tensor,
                 value=found,
@@ -268,7 +279,7 @@ class AdapterBank:
                     missing = f"base_model.model.{module}.lora_A.weight"
                     raise AdapterError(
                         f"{adapter.path} lacks tensor {shown(missing)}, of a module that its settings name"
-                        f"{_made_for(adapter)}",
+                        f"{adapter.made_for}",
                         path=adapter.path,
                         tensor=missing,
                     )
@@ -276,16 +287,16 @@ class AdapterBank:
     def _check_copies(self, adapter: Adapter) -> None:
         """Check the shapes of base matrices in the adapter's file: a base with a larger vocabulary is another model."""
         for module, shape in adapter.copies.items():
-            linear = self._linears.get(_plain(module))
+            linear = self._linears.get(plain_name(module))
             own: tuple[int, ...] = ()
             if linear is not None and module in adapter.modules:
-                own = linear.shape_of(next(each for each in linear.modules if _plain(each) == _plain(module)))
+                own = linear.shape_of(next(each for each in linear.modules if plain_name(each) == plain_name(module)))
                 own = own[::-1] if linear.name == self._embedding else own
             if shape != own:
                 tensor = f"{module}.base_layer.weight"
                 raise AdapterError(
                     f"{adapter.path}: tensor {shown(tensor)} of shape {list(shape)} repeats a matrix of another base"
-                    f"{_made_for(adapter)}",
+                    f"{adapter.made_for}",
                     path=adapter.path,
                     tensor=tensor,
                     value=shape,
@@ -379,15 +390,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _plain(module: str) -> str:
-    """Return a module's name without the prefixes of enclosing modules, which differ between model classes."""
-    parts = module.split(".")
-    while parts and parts[0] in ("model", "language_model", "transformer", "bert", "roberta"):
-        del parts[0]
-    return ".".join(parts)
-
-
-def _made_for(adapter: Adapter) -> str:
-    return f": the adapter was made for {shown(adapter.base)}" if adapter.base else ""

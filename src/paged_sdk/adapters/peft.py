@@ -24,6 +24,9 @@ _NAME: Final = re.compile(
     r"(?:lora_(?P<side>[AB])(?:\.default)?\.weight|lora_embedding_(?P<embedding>[AB])(?:\.default)?|(?P<magnitude>lora_magnitude_vector)(?:\.default)?(?:\.weight)?)"
 )
 _MAGNITUDE: Final = "magnitude"
+# PEFT lists both for each class that classifies sequences, which has one of them.
+_HEADS: Final = ("classifier", "score")
+_COMMON: Final = re.compile(r"^base_model\.model\.")
 # PEFT saves the unchanged output projection or embedding along with its update.
 _COPY: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.base_layer\.weight")
 
@@ -58,6 +61,7 @@ def _read(directory: Path) -> Adapter:
     file = SafetensorsFile(path)
     try:
         modules = _modules(file, config)
+        whole = _whole_modules(file, config)
         copies = {match["module"]: file.shape(name) for name in file.names() if (match := _COPY.fullmatch(name))}
     finally:
         file.close()
@@ -68,6 +72,8 @@ def _read(directory: Path) -> Adapter:
         is_target=config.is_target if config.tells_targets else None,
         invocation=config.invocation,
         copies=copies,
+        whole=whole,
+        is_whole=config.is_whole,
     )
 
 
@@ -75,7 +81,7 @@ def _modules(file: SafetensorsFile, config: PeftConfig) -> dict[str, ModuleUpdat
     sides: dict[str, dict[str, str]] = {}
     for name in file.names():
         match = _NAME.fullmatch(name)
-        if match is None and _COPY.fullmatch(name):
+        if match is None and (_COPY.fullmatch(name) or config.is_whole(_module_of(name))):
             continue
         if match is None:
             what = "no update of a linear layer"
@@ -138,6 +144,28 @@ def _magnitude(file: SafetensorsFile, config: PeftConfig, name: str | None, rows
             value=shape,
         )
     return file.tensor(name)
+
+
+def _module_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _whole_modules(file: SafetensorsFile, config: PeftConfig) -> dict[str, Tensor]:
+    """Return the tensors of modules that were trained as a whole, by their names in the base's checkpoint."""
+    found = {}
+    for name in file.names():
+        if not config.is_whole(_module_of(name)):
+            continue
+        dtype = file.dtype(name)
+        if not dtype.is_floating_point or _NAME.fullmatch(name):
+            what = f"{dtype}: expected numbers of a module that was trained as a whole"
+            raise AdapterError(f"{file.path}: tensor {shown(name)} is {what}", path=file.path, tensor=name)
+        found[_COMMON.sub("", name)] = file.tensor(name)
+    for module in config.whole:
+        if module not in _HEADS and not any(f".{module}." in f".{name}" for name in found):
+            missing = f"base_model.model.{module}.weight"
+            raise AdapterError(f"{file.path} lacks tensor {shown(missing)}", path=file.path, tensor=missing)
+    return found
 
 
 def _matrix(file: SafetensorsFile, name: str) -> Tensor:

@@ -18,7 +18,8 @@ __all__ = ["PeftConfig", "is_plain_pattern"]
 _READ: Final = frozenset(
     {
         *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"),
-        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "init_lora_weights"),
+        *("target_modules", "exclude_modules", "modules_to_save"),
+        *("layers_to_transform", "layers_pattern", "init_lora_weights"),
         *("base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout", "auto_mapping"),
         *("alora_invocation_tokens", "use_dora"),
         *("peft_version", "fan_in_fan_out", "megatron_core", "qalora_group_size", "runtime_config", "eva_config"),
@@ -26,7 +27,6 @@ _READ: Final = frozenset(
     }
 )
 _REFUSED: Final = {
-    "modules_to_save": "modules that were trained as a whole are not supported",
     "trainable_token_indices": "trained embeddings are not supported",
     "layer_replication": "layers that are repeated are not supported",
     "target_parameters": "updates of parameters that are no linear layer's are not supported",
@@ -57,6 +57,7 @@ class PeftConfig:
     :ivar ranks: ranks that differ from ``rank``, by a pattern of module names; ``alphas`` likewise
     :ivar targets: suffixes of the names of target modules; None: the settings list no names
     :ivar excluded: suffixes of the names of modules that are no targets
+    :ivar whole: ends of the names of modules that were trained as a whole; the model need not have all of them
     :ivar layers: the numbers of the layers with targets; None: all
     :ivar invocation: see :class:`~paged_sdk.adapters.adapter.Adapter`
     """
@@ -72,6 +73,7 @@ class PeftConfig:
     alphas: Mapping[str, float]
     targets: tuple[str, ...] | None
     excluded: tuple[str, ...]
+    whole: tuple[str, ...]
     layers: frozenset[int] | None
     invocation: tuple[int, ...]
 
@@ -97,6 +99,9 @@ class PeftConfig:
         for name, value in values.items():
             if name not in _READ and value and not (name.endswith("_config") and not any(_values(value))):
                 raise AdapterError.of(path, name, value, "no value: this setting is not supported")
+        if values.get("modules_to_save") and values.get("alora_invocation_tokens"):
+            allowed = "nothing beside alora_invocation_tokens, from which on the adapter applies"
+            raise AdapterError.of(path, "modules_to_save", values["modules_to_save"], allowed)
         targets, excluded = values.get("target_modules"), values.get("exclude_modules")
         return cls(
             path=path,
@@ -113,6 +118,7 @@ class PeftConfig:
             # A regular expression from a file may take forever to match; the tensors show the modules anyway.
             targets=None if targets is None or isinstance(targets, str) else _names(path, "target_modules", targets),
             excluded=() if excluded is None or isinstance(excluded, str) else _names(path, "exclude_modules", excluded),
+            whole=_names(path, "modules_to_save", values.get("modules_to_save") or []),
             layers=_layers(path, values),
             invocation=_tokens(path, "alora_invocation_tokens", values),
         )
@@ -132,6 +138,10 @@ class PeftConfig:
         if self.layers is not None and (layer is None or int(layer[1]) not in self.layers):
             return False
         return _ends_with(module, self.targets or ()) and not _ends_with(module, self.excluded)
+
+    def is_whole(self, module: str) -> bool:
+        """Return whether a module, or one around it, was trained as a whole."""
+        return any(f".{name}." in f".{module}." for name in self.whole)
 
     @property
     def tells_targets(self) -> bool:

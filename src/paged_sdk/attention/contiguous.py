@@ -12,6 +12,7 @@ from paged_sdk.attention.backend import AttentionBackend, layer_scores
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.attention import decode_attention, prefill_attention
 from paged_sdk.kernels.attention_inputs import ScoreOptions
+from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
 
@@ -76,8 +77,17 @@ class _ContiguousStep(AttentionStep):
         self._rows = rows
         self._storages = storages
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
-        scores = self._scores[layer].with_sinks(sinks)
+    def forward(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None = None,
+        *,
+        relative: RelativeBias | None = None,
+    ) -> Tensor:
+        scores = self._scores[layer].with_learned(sinks, relative)
         outputs: list[Tensor] = []
         token = 0
         for row, storage in zip(self._rows, self._storages, strict=True):
@@ -91,8 +101,8 @@ class _ContiguousStep(AttentionStep):
             own = None if blocks is None else torch.from_numpy(blocks).to(query.device)
             outputs.append(
                 decode_attention(query[token:last], keys[None, seen], values[None, seen], None, scores)
-                if row.num_new_tokens == 1 and own is None
-                else prefill_attention(query[token:last], keys[seen], values[seen], scores, own)
+                if row.num_new_tokens == 1 and own is None and scores.relative is None
+                else prefill_attention(query[token:last], keys[seen], values[seen], scores.of_tokens(token, last), own)
             )
             token = last
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -24,6 +24,7 @@ from paged_sdk.kernels.native.paged_attention import (
     cumulated,
     native_paged_attention,
 )
+from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
 
@@ -38,6 +39,8 @@ def why_not_native(setup: AttentionSetup) -> str | None:
         return f"its dtype is {setup.dtype}, and the kernels take float32, bfloat16 and float16"
     if setup.model.alibi_slopes:
         return "they have no alibi"
+    if setup.model.relative_biases:
+        return "they have no relative biases"
     if setup.model.head_dim % 16:
         return f"its heads have {setup.model.head_dim} elements, and the kernels take multiples of 16"
     return None
@@ -183,7 +186,17 @@ class _NativePagedStep(AttentionStep):
     def native_rows(self) -> NativeRows:
         return self._rows
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None = None,
+        *,
+        relative: RelativeBias | None = None,
+    ) -> Tensor:
+        assert relative is None, "not chosen for models with relative biases"
         pages, slots = self._pages, self._rows.slots
         cache = pages.caches[layer]
         write_slots(key, value, cache, slots, self._positions)

@@ -20,6 +20,7 @@ from paged_sdk.kernels.attention_inputs import LayerCache, ScoreOptions
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.kv_cache import copy_block, write_slots
 from paged_sdk.kernels.paged_attention import paged_decode_attention, paged_prefill_attention
+from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
 
@@ -151,7 +152,7 @@ class PagedBackend(AttentionBackend):
             first = 0 if window is None else max(0, row.start + 1 - window)
             blocks = None if row.media is None else row.media.blocks_at(row.start, row.end, first)
             keys = _Keys(self._slots(row, first), np.arange(first, row.end))
-            if row.num_new_tokens == 1 and blocks is None:
+            if row.num_new_tokens == 1 and blocks is None and not self._config.relative_biases:
                 decode_tokens.append(token)
                 decode_keys.append(keys)
             else:
@@ -255,10 +256,19 @@ class _PagedStep(AttentionStep):
         self._positions = positions
         self._plans = plans
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None = None,
+        *,
+        relative: RelativeBias | None = None,
+    ) -> Tensor:
         cache = self._layers[layer]
         write_slots(key, value, cache, self._slot_mapping, self._positions)
-        scores = self._scores[layer].with_sinks(sinks)
+        scores = self._scores[layer].with_learned(sinks, relative)
         plan = self._plans[scores.window]
         if plan.batch is not None:
             return _decode(cache, plan.batch, query, scores)
@@ -268,7 +278,7 @@ class _PagedStep(AttentionStep):
         for row in plan.prefills:
             tokens_of_row = slice(row.first, row.last)
             output[tokens_of_row] = paged_prefill_attention(
-                query[tokens_of_row], cache, row.slots, scores, row.positions, row.blocks
+                query[tokens_of_row], cache, row.slots, scores.of_tokens(row.first, row.last), row.positions, row.blocks
             )
         return output
 

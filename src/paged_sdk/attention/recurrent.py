@@ -11,6 +11,7 @@ from torch import Tensor
 from paged_sdk.attention.backend import AttentionBackend, KvStorage
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.recurrent_step import RecurrentRows, RecurrentStep
+from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
@@ -129,8 +130,17 @@ class _StatefulStep(AttentionStep):
     def recurrent(self) -> RecurrentStep:
         return self._recurrent
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
-        return self._inner.forward(self._places[layer], query, key, value, sinks)
+    def forward(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None = None,
+        *,
+        relative: RelativeBias | None = None,
+    ) -> Tensor:
+        return self._inner.forward(self._places[layer], query, key, value, sinks, relative=relative)
 
     def rotate_and_forward(
         self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None

@@ -21,6 +21,7 @@ from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptio
 from paged_sdk.kernels.flash_prefill import PrefillRows
 from paged_sdk.kernels.key_offsets import subtract_key_offsets
 from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape, faster_for_prefill
+from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.kernels.transfer import to_device
@@ -306,8 +307,18 @@ class TritonPagedStep(AttentionStep):
         self._rows = rows
         self._prefills = prefills
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None = None,
+        *,
+        relative: RelativeBias | None = None,
+    ) -> Tensor:
         """See :meth:`AttentionStep.forward`."""
+        assert relative is None, "not chosen for models with relative biases"
         cache = self._layers.caches[layer]
         stored = key
         if cache.key_offsets is not None:
@@ -327,7 +338,7 @@ class TritonPagedStep(AttentionStep):
         return self._attend(layer, query, key, value, sinks)
 
     def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
-        cache, scores = self._layers.caches[layer], self._layers.scores[layer].with_sinks(sinks)
+        cache, scores = self._layers.caches[layer], self._layers.scores[layer].with_learned(sinks)
         rows, prefills, choice = self._rows, self._prefills, self._layers.prefills.get(scores.window)
         # FlashAttention supports neither sinks nor ALiBi.
         needs_own = scores.sinks is not None or scores.alibi_slopes is not None

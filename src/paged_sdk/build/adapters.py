@@ -10,7 +10,7 @@ from paged_sdk.build.loaded_model import LoadedModel
 from paged_sdk.build.location import hub_token
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.errors import AdapterError, ModelLoadError
-from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.causal_model import CausalModel, RankingModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import fused_spans, native_projections
 from paged_sdk.types.adapter import AdapterUse
@@ -33,6 +33,7 @@ def make_bank(loaded: LoadedModel, model: CausalModel) -> AdapterBank:
             raise AdapterError(str(error), path=error.path) from error
 
     own = loaded.model
+    rank_head = own.rank_head if isinstance(own, RankingModel) else None
     group = own.group if isinstance(own, DecoderModel) else None
     return AdapterBank(
         own.adaptable,
@@ -43,6 +44,7 @@ def make_bank(loaded: LoadedModel, model: CausalModel) -> AdapterBank:
         head=own.head_name if isinstance(own, DecoderModel) else "",
         embedding=own.embedding_name if isinstance(own, DecoderModel) else "",
         head_dim=own.config.head_dim if isinstance(own, DecoderModel) else 0,
+        whole={} if rank_head is None else rank_head.tensors,
         fused=fused_spans(model),
         resolve=resolve,
         send_message=None if group is None or group.rank else group.send_message,

@@ -177,6 +177,7 @@ class DecoderConfig:
     :ivar attention_sinks: whether each head's softmax has an extra learned logit without a value (gpt-oss)
     :ivar alibi_slopes: per head: subtracted from a key's score per token of distance to the query (ALiBi: Press et al.,
         2021, arXiv 2108.12409); empty: no ALiBi
+    :ivar relative_biases: whether layers add learned numbers to scores, by the distance from query to key (T5)
     :ivar attention_softcap: scores become ``cap * tanh(score / cap)``
     :ivar logit_softcap: the same for the logits
     :ivar logit_scale: multiplies the logits, before the soft cap (cohere, granite)
@@ -224,6 +225,7 @@ class DecoderConfig:
     sliding_windows: tuple[int | None, ...]
     attention_scale: float
     alibi_slopes: tuple[float, ...] = ()
+    relative_biases: bool = False
     attention_softcap: float | None = None
     attention_sinks: bool = False
     logit_softcap: float | None = None

@@ -30,9 +30,11 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     :param query: ``[batch, num_heads, head_dim]``
     :param key: ``[batch, length, num_kv_heads, head_dim]``; ``value`` likewise. Masked keys and values must be finite
     :param mask: ``[batch, length]`` bool, True where a key is seen; None: every key is seen
-    :param scores: scale, softcap, slopes and sinks; its window is not applied, the mask must exclude keys before it
+    :param scores: scale, softcap, slopes and sinks; its window is not applied, the mask must exclude keys before it.
+        Its relative biases must be None
     :returns: ``[batch, num_heads, head_dim]``, contiguous
     """
+    assert scores.relative is None, "a batch of sequences does not go with relative biases"
     groups = torch.unflatten(query, 1, (key.shape[2], -1))
     seen = None if mask is None else mask[:, None, None]
     slopes, sinks = (
@@ -89,6 +91,11 @@ def prefill_attention(
         rows = groups[:, first:last].flatten(1, 2)[None]
         rows_mask = mask.repeat_interleave(num_heads // num_kv_heads, 0)[None, None]
         bias = None if group_slopes is None else (group_slopes * (keys - own)[None, :, None]).flatten(1, 2)
+        if scores.relative is not None:
+            added = scores.relative.between(position[queries], keys, length - num_tokens)
+            # [KV heads, tokens * group, keys], as the rows
+            added = torch.unflatten(added, 0, (num_kv_heads, -1)).transpose(1, 2).flatten(1, 2)
+            bias = added if bias is None else bias + added
         rows_sinks = None if group_sinks is None else group_sinks.expand(-1, last - first, -1, -1).flatten(1, 2)
         tile_output = _attend(
             rows,
@@ -116,10 +123,11 @@ def masked_attention(
     :param key: ``[length, num_kv_heads, head_dim]``; the queries are at the last positions; ``value`` likewise
     :param mask: ``[1 or num_heads, num_tokens, length]`` bool, True where a key is seen, or floating point, added to
         the scores. The output of a query that sees no key is zero
-    :param scores: its window is applied in addition to the mask; its sinks must be None
+    :param scores: its window is applied in addition to the mask; its sinks and relative biases must be None
     :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
     """
     assert scores.sinks is None, "masks do not go with sinks"
+    assert scores.relative is None, "masks do not go with relative biases"
     window, alibi_slopes = scores.window, scores.alibi_slopes
     num_tokens, num_heads, _ = query.shape
     length, num_kv_heads, _ = key.shape

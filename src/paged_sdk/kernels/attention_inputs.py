@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.checks import check_pages, check_score_options
 from paged_sdk.kernels.key_offsets import check_key_offsets
+from paged_sdk.kernels.relative_bias import RelativeBias
 
 __all__ = ["LayerCache", "PagedRows", "Precision", "ScoreOptions"]
 
@@ -115,6 +116,8 @@ class ScoreOptions:
         the cap (Press et al., 2021, arXiv 2108.12409)
     :ivar sinks: ``[num_heads]`` float32: an extra logit without a value in each head's softmax (attention sinks; Xiao
         et al., 2023, arXiv 2309.17453; here learned); neither scaled nor capped
+    :ivar relative: numbers added to the scores after the cap, by distance; None: none. Only
+        :func:`~paged_sdk.kernels.attention.prefill_attention` supports them
     :ivar bidirectional: whether a query also sees later keys: the next ``window - 1``, or all without a window. Only
         :func:`~paged_sdk.kernels.attention.prefill_attention` supports it
     :raises ConfigError: a number is out of range
@@ -125,11 +128,16 @@ class ScoreOptions:
     softcap: float | None = None
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
+    relative: RelativeBias | None = None
     bidirectional: bool = False
 
     def __attrs_post_init__(self) -> None:
         check_score_options(self.scale, self.window, self.softcap)
 
-    def with_sinks(self, sinks: Tensor | None) -> ScoreOptions:
-        """Return the same options with these sinks; None: unchanged."""
-        return self if sinks is None else evolve(self, sinks=sinks)
+    def with_learned(self, sinks: Tensor | None, relative: RelativeBias | None = None) -> ScoreOptions:
+        """Return the same options with what a layer has learned to add to its scores; both None: unchanged."""
+        return self if sinks is None and relative is None else evolve(self, sinks=sinks, relative=relative)
+
+    def of_tokens(self, first: int, last: int) -> ScoreOptions:
+        """Return the options of some of a step's tokens, ``first`` to ``last`` (exclusive)."""
+        return self if self.relative is None else evolve(self, relative=self.relative.of_tokens(first, last))

@@ -51,6 +51,7 @@ class Lora:
     :ivar by_layer: the updates by linear layer name, for layers that run one operation at a time
     :ivar native: the updates in the native decoder's form, by the span of layers that it fuses
     :ivar head: the update of the output projection, or None
+    :ivar whole: tensors that replace those of the ranking layers, by name
     :ivar embedding: the update of the token embeddings, or None; its ``down`` has one column per vocabulary entry
     """
 
@@ -58,6 +59,7 @@ class Lora:
     native: Mapping[range, object] = field(factory=dict)
     head: LoraWeights | None = None
     embedding: LoraWeights | None = None
+    whole: Mapping[str, Tensor] = field(factory=dict)
 
 
 @frozen(eq=False)

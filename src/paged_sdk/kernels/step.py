@@ -17,6 +17,7 @@ from paged_sdk.kernels.lora_slots import SlotRows
 from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.placement import moved_to
 from paged_sdk.kernels.recurrent_step import RecurrentStep
+from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.rotary import Rotation
 
 __all__ = ["AttentionStep", "InsertedRows", "StepContext"]
@@ -26,12 +27,23 @@ class AttentionStep(ABC):
     """Computes attention for all layers of one step, with indices that are made once per step."""
 
     @abstractmethod
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None = None,
+        *,
+        relative: RelativeBias | None = None,
+    ) -> Tensor:
         """Write the new keys and values to the cache, then attend.
 
         :param query: ``[num_tokens, num_heads, head_dim]``, the tokens of all rows in the order of the rows
         :param key: ``[num_tokens, num_kv_heads, head_dim]``, already rotated; ``value`` likewise
         :param sinks: see :attr:`~paged_sdk.kernels.attention_inputs.ScoreOptions.sinks`
+        :param relative: see :attr:`~paged_sdk.kernels.attention_inputs.ScoreOptions.relative`; must be None unless the
+            model's config says that it has :attr:`~paged_sdk.config.decoder.DecoderConfig.relative_biases`
         :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
         """
 

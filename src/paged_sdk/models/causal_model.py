@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -64,10 +65,16 @@ class RankLayers(Protocol):
         """Return whether the model takes token type ids, which tell a pair's first text from the second."""
         ...
 
-    def ranks(self, vectors: Tensor) -> Tensor:
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the layers' tensors, by their names in the checkpoint."""
+        ...
+
+    def ranks(self, vectors: Tensor, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
         """Compute the score of each vector: the larger, the better.
 
         :param vectors: pooled hidden states, float32 ``[num_texts, hidden_size]``
+        :param replaced: tensors to use instead of some of :attr:`tensors`, of the same shapes; None: none
         :returns: ``[num_texts, 1]`` float32
         """
         ...

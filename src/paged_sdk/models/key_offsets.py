@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.quant.linear import Linear
 
-__all__ = ["key_offsets"]
+__all__ = ["key_offsets", "span_offsets"]
 
 
 def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
@@ -25,15 +27,28 @@ def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
     config, places = model.config, model.placement
     if not config.qkv_bias or config.qk_norm:
         return ()
+    biases = []
+    for layer, settings, device in zip(model.layers, config.ropes, places.layers, strict=True):
+        bias = torch.unflatten(_bias(layer.attention.qkv, model.dtype, device), 0, (-1, config.head_dim))
+        heads = bias[config.num_heads : config.num_heads + config.num_kv_heads]
+        biases.append(side_by_side_to_halves(heads, settings.rotary_dim) if settings.interleaved else heads)
+    return span_offsets(model, biases, max_model_len)
+
+
+def span_offsets(model: DecoderModel, vectors: Sequence[Tensor], max_model_len: int) -> tuple[Tensor, ...]:
+    """Compute what a vector in all keys of a layer, before they are rotated, is on average in each span of positions.
+
+    :param vectors: for each layer ``[num_kv_heads, head_dim]`` float32, on the layer's device; elements that are
+        rotated together are in different halves
+    :returns: see :func:`key_offsets`
+    """
+    config, places = model.config, model.placement
     num_spans = -(-max_model_len // KEY_SPAN)
     means = {settings: _mean_rotation(rope, num_spans, model.device) for settings, rope in model.ropes.items()}
     rotations = {device: {settings: _on(mean, device) for settings, mean in means.items()} for device in places.devices}
     offsets = []
-    for layer, settings, device in zip(model.layers, config.ropes, places.layers, strict=True):
-        bias = torch.unflatten(_bias(layer.attention.qkv, model.dtype, device), 0, (-1, config.head_dim))
-        heads = bias[config.num_heads : config.num_heads + config.num_kv_heads].repeat(num_spans, 1, 1)
-        if settings.interleaved:
-            heads = side_by_side_to_halves(heads, settings.rotary_dim)
+    for vector, settings, device in zip(vectors, config.ropes, places.layers, strict=True):
+        heads = vector.repeat(num_spans, 1, 1)
         rotations[device][settings].rotate_(heads)
         offsets.append(heads)
     return tuple(offsets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -34,9 +35,19 @@ class RankHead:
     pooling: ClassVar[Pooling] = "last"
     takes_token_types: ClassVar[bool] = False
 
-    def ranks(self, vectors: Tensor) -> Tensor:
-        """Return the scores, ``[num_texts, 1]``, of vectors ``[num_texts, hidden_size]``, both float32."""
-        return F.linear(vectors, self.weight, self.bias)
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Return weight and bias by their names in the checkpoint."""
+        bias = {} if self.bias is None else {f"{RANK_HEAD}.bias": self.bias}
+        return {f"{RANK_HEAD}.weight": self.weight, **bias}
+
+    def ranks(self, vectors: Tensor, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the scores, ``[num_texts, 1]``, of vectors ``[num_texts, hidden_size]``, both float32.
+
+        :param replaced: tensors to use instead of some of :attr:`tensors`
+        """
+        used = self.tensors | dict(replaced or {})
+        return F.linear(vectors, used[f"{RANK_HEAD}.weight"], used.get(f"{RANK_HEAD}.bias"))
 
 
 def load_rank_head(loader: WeightLoader, config: DecoderConfig) -> RankHead:

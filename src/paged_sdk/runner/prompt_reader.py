@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -12,6 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.adapters.bank import AdapterBank
 from paged_sdk.errors import NumericalError
 from paged_sdk.kernels.sampling import NOT_DRAWN, argmax
 from paged_sdk.kernels.transfer import HostCopies, to_device
@@ -34,9 +35,13 @@ tiles of 16 rows, softmaxes take 2 ms."""
 
 
 class PromptReader:
-    """Accumulates each prompt's result chunk by chunk, until the prompt ends."""
+    """Accumulates each prompt's result chunk by chunk, until the prompt ends.
 
-    def __init__(self) -> None:
+    :param adapters: the adapters that prompts may use; None: there are none
+    """
+
+    def __init__(self, adapters: AdapterBank | None = None) -> None:
+        self._adapters = adapters
         self._gathered: dict[int, _Gathered] = {}
 
     def read(self, late: LateResults, states: StepStates) -> None:
@@ -55,7 +60,9 @@ class PromptReader:
             places = reading.states(sequence.num_prompt_tokens)
             start, end = max(row.start, places.start), min(row.end, places.stop)
             if row.start <= places.start:  # also after a preemption; late results of older steps go to the old object
-                self._gathered[sequence.seq_id] = _gathering(reading, states.model)
+                adapter, bank = sequence.request.adapter, self._adapters
+                replaced = None if adapter is None or bank is None else bank.whole(adapter.number)
+                self._gathered[sequence.seq_id] = _gathering(reading, states.model, replaced)
             if start >= end:
                 continue
             offset = states.first_tokens[index] - row.start
@@ -82,10 +89,14 @@ class PromptReader:
             self._gathered.pop(seq_id, None)
 
 
-def _gathering(reading: Reading, model: CausalModel) -> _Gathered:
+def _gathering(reading: Reading, model: CausalModel, replaced: Mapping[str, Tensor] | None) -> _Gathered:
+    """Make the object that computes a prompt's result.
+
+    :param replaced: tensors of the ranking layers that the prompt's adapter replaces
+    """
     match reading:
         case PooledVector():
-            return _Pool(reading, model)
+            return _Pool(reading, model, replaced)
         case AnswerLogit():
             return _Answer(reading)
     return _Scores()
@@ -226,11 +237,12 @@ class _Answer:
 class _Pool:
     """Pools hidden states, which arrive in chunks, into one vector, and scores the vector if that was requested."""
 
-    def __init__(self, reading: PooledVector, model: CausalModel) -> None:
+    def __init__(self, reading: PooledVector, model: CausalModel, replaced: Mapping[str, Tensor] | None = None) -> None:
         self._head: RankLayers | None = None
         if reading.is_ranked:
             assert isinstance(model, RankingModel), "the model has no ranking layers"
             self._head = model.rank_head
+        self._replaced = replaced
         self._pooling = reading.pooling
         self._pooled: Tensor | None = None
         self._weight = 0.0
@@ -265,7 +277,7 @@ class _Pool:
         assert self._pooled is not None, "a prompt has a token"
         pooled = self._pooled / self._weight if self._weight else self._pooled
         if self._head is not None:
-            pooled = self._head.ranks(pooled[None])[0]
+            pooled = self._head.ranks(pooled[None], self._replaced)[0]
         what = "hidden states hold" if self._head is None else "rank is"
         copies = HostCopies(pooled)
 

@@ -56,8 +56,12 @@ class StepRunner:
     images: ImageVectors | None
     others: OtherRanks | None
     blocks: StoredBlocks | None = None
-    reader: PromptReader = field(factory=PromptReader)
+    reader: PromptReader = field(init=False)
     takes_token_types: bool = field(init=False)
+
+    @reader.default
+    def _make_reader(self) -> PromptReader:
+        return PromptReader(self.adapters)
 
     @takes_token_types.default
     def _ask_model(self) -> bool:

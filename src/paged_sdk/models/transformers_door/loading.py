@@ -107,7 +107,11 @@ class TransformersDoor:
 
     def _is_adaptable(self, name: str) -> bool:
         # Layers after the body get only the rows whose logits are read, not a step's tokens.
-        return _sees_tokens(name) and name.startswith(f"{self._findings.body}." if self._findings.body else "")
+        return (
+            _sees_tokens(name)
+            and name not in self._findings.shared
+            and name.startswith(f"{self._findings.body}." if self._findings.body else "")
+        )
 
 
 def open_door(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = False) -> TransformersDoor:
@@ -201,7 +205,7 @@ class _Loading:
 
     def _is_of_ranker(self, name: str) -> bool:
         """Return whether a layer is part of the ranking layers, whose rows are texts, not tokens."""
-        return self._findings.is_ranker and (not name.startswith(f"{self._findings.body}.") or ".pooler." in name)
+        return self._findings.is_ranker and (not name.startswith(f"{self._findings.body}.") or ".pooler." in f"{name}.")
 
     def _embedding(self, modules: Mapping[str, nn.Module]) -> tuple[str, Embedding] | None:
         """Load the token embeddings; return their name and form, or None if the class has another kind of embedding."""
@@ -212,7 +216,9 @@ class _Loading:
         rows, columns = table.weight.shape
         stored = self._name_of(f"{name}.weight")
         embedding = self._loader.embedding(stored, vocab_size=rows, hidden_size=columns, scale=None)
-        self._model.set_submodule(name, OwnEmbedding(embedding))
+        own = OwnEmbedding(embedding)
+        for each in [each for each, module in self._model.named_modules(remove_duplicate=False) if module is table]:
+            self._model.set_submodule(each, own)
         return f"{name}.weight", embedding
 
     def _linear(self, name: str, module: Any, table: tuple[str, Embedding] | None) -> OwnLinear:
@@ -230,7 +236,8 @@ class _Loading:
             bias=module.bias is not None,
             is_head=name == self._head,
         )
-        return OwnLinear(linear, self._step if _sees_tokens(name) else None)
+        is_of_tokens = _sees_tokens(name) and name not in self._findings.shared
+        return OwnLinear(linear, self._step if is_of_tokens else None)
 
     def _has_own(self, name: str, table: str) -> bool:
         """Return whether the checkpoint holds different values for a matrix that the class ties to the embeddings."""

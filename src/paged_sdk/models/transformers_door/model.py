@@ -18,7 +18,7 @@ from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.transformers_door.modules import Body, CurrentStep, OwnLinear
 from paged_sdk.models.transformers_door.probe import AttentionLayer, inputs
 from paged_sdk.models.transformers_door.rank_head import ClassRankHead
-from paged_sdk.models.transformers_door.seam import SINKS, AttentionCall, Seam
+from paged_sdk.models.transformers_door.seam import POSITION_BIAS, SINKS, AttentionCall, Seam
 from paged_sdk.quant.adapted import AdaptableLinear, AdaptableShape
 from paged_sdk.quant.linear import Linear
 
@@ -168,8 +168,9 @@ class TransformersModel:
         query, key, value = (_padded(each, size) for each in (query, key, value))
         step = self._step.context
         assert step is not None, "attention is computed in a step"
-        sinks = call.options.get(SINKS)
-        attended = step.attention.forward(index, query, key, value, None if sinks is None else sinks.float())
+        sinks, relative = call.options.get(SINKS), call.options.get(POSITION_BIAS)
+        sinks = None if sinks is None else sinks.float()
+        attended = step.attention.forward(index, query, key, value, sinks, relative=relative)
         return attended[None, ..., : layer.value_dim].contiguous()
 
 

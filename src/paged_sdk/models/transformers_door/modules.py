@@ -101,13 +101,20 @@ class Body(nn.Module):
         given hidden states.
         """
         if self._given is not None and self._output is not None:
-            pooler: Any = getattr(self.layers, "pooler", None)
-            pooled = {} if pooler is None else {"pooler_output": pooler(self._given)}
-            return self._output(last_hidden_state=self._given, **pooled)
+            return self._output(last_hidden_state=self._given, **self._pooled(self._given))
         output = self.layers(*args, **kwargs)
         self._output = type(output)
         self._hidden = output.last_hidden_state
         return self._output(last_hidden_state=output.last_hidden_state[:, :0])
+
+    def _pooled(self, hidden: Tensor) -> dict[str, Tensor]:
+        """Return the body's pooled output, if it has one."""
+        pooler: Any = getattr(self.layers, "pooler", None)
+        if pooler is None:
+            return {}
+        # ALBERT's pooler is only the linear layer of one.
+        activation: Any = getattr(self.layers, "pooler_activation", None)
+        return {"pooler_output": pooler(hidden) if activation is None else activation(pooler(hidden[:, 0]))}
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import UnsupportedArchitectureError
-from paged_sdk.models.transformers_door.seam import SINKS, AttentionCall, Mask, attach
+from paged_sdk.kernels.relative_bias import RelativeBias
+from paged_sdk.models.transformers_door.seam import POSITION_BIAS, SINKS, AttentionCall, Mask, attach
 from paged_sdk.models.transformers_door.skeleton import refusal, untried
 
 __all__ = ["AttentionLayer", "Findings", "inputs", "probe"]
@@ -45,6 +46,7 @@ class AttentionLayer:
     :ivar window: number of tokens that a query attends to, itself included; None: no window
     :ivar is_bidirectional: whether attention is bidirectional
     :ivar limit: the sequence length up to which this describes the masks; None: any length
+    :ivar has_relative_bias: whether numbers are added to scores by distance
     """
 
     num_heads: int
@@ -56,6 +58,7 @@ class AttentionLayer:
     is_bidirectional: bool
     softcap: float | None
     limit: int | None
+    has_relative_bias: bool
 
 
 def inputs(token_ids: Tensor, positions: Tensor) -> dict[str, Any]:
@@ -82,6 +85,7 @@ class Findings:
     :ivar blocks: names of the layers' modules, which contain the attention modules
     :ivar read: names of linear layers and embeddings whose ``weight`` the class reads directly
     :ivar unused: names of linear layers that text does not use, such as those of an image encoder
+    :ivar shared: names of linear layers that take other rows than the tokens too, such as embeddings of distances
     :ivar is_ranker: whether the class computes a text's score
     :ivar first_position: the class's number of the first position
     :ivar config: the model's shape, as the engine sees it
@@ -92,6 +96,7 @@ class Findings:
     blocks: tuple[str, ...]
     read: frozenset[str]
     unused: frozenset[str]
+    shared: frozenset[str]
     is_ranker: bool
     first_position: int
     config: DecoderConfig
@@ -139,7 +144,7 @@ def _run(model: PreTrainedModel) -> Findings:
         return call.query.new_zeros(1, num_tokens, num_heads, call.value.shape[-1])
 
     attach(model, describe_masks=True).attend = record
-    found, (read, unused) = _watch_bodies(model), _watch_weights(model)
+    found, watched = _watch_bodies(model), _watch_weights(model)
     ids = torch.zeros(_NUM_TOKENS, dtype=torch.int64, device=model.device)
     with torch.inference_mode():
         output: Any = model(**inputs(ids, torch.zeros_like(ids)))
@@ -156,15 +161,25 @@ def _run(model: PreTrainedModel) -> Findings:
     vocab_size = logits.shape[-1] if logits is not None and generates else _table_of(model).num_embeddings
     first = 0 if generates else _first_position(model)
     shape = _shape(model, calls, vocab_size=vocab_size, first_position=first)
-    return Findings(tuple(calls), bodies[0], tuple(blocks), frozenset(read), frozenset(unused), is_ranker, first, shape)
+    return Findings(
+        layers=tuple(calls),
+        body=bodies[0],
+        blocks=tuple(blocks),
+        read=frozenset(watched.read),
+        unused=frozenset(watched.unused),
+        shared=frozenset(watched.shared),
+        is_ranker=is_ranker,
+        first_position=first,
+        config=shape,
+    )
 
 
 def _first_position(model: PreTrainedModel) -> int:
-    """Return an encoder's number of the first position. RoBERTa and its like count from ``padding_idx + 1``;
-    ``row_check.py`` verifies it once weights are loaded.
+    """Return an encoder's number of the first position. RoBERTa and its like count from ``padding_idx + 1``, and have a
+    method that does so for given embeddings; ``row_check.py`` verifies it once weights are loaded.
     """
     modules: Iterable[Any] = model.modules()
-    counting = (module for module in modules if hasattr(module, "create_position_ids_from_input_ids"))
+    counting = (module for module in modules if hasattr(module, "create_position_ids_from_inputs_embeds"))
     return max((module.padding_idx + 1 for module in counting), default=0)
 
 
@@ -207,21 +222,34 @@ def _watch_bodies(model: PreTrainedModel) -> list[tuple[int, str]]:
     return found
 
 
-def _watch_weights(model: PreTrainedModel) -> tuple[set[str], set[str]]:
-    """Return two sets of names that a run updates: linear layers and embeddings whose ``weight`` other modules read,
-    and linear layers that the run has not called.
+@frozen
+class _Watched:
+    """Collects names of layers while a model runs.
+
+    :ivar read: linear layers and embeddings whose ``weight`` other modules read
+    :ivar unused: linear layers that the run has not called
+    :ivar shared: linear layers that it has called with other rows than its tokens
     """
-    found: set[str] = set()
-    unused = {name for name, module in model.named_modules() if type(module) is nn.Linear}
+
+    read: set[str]
+    unused: set[str]
+    shared: set[str]
+
+
+def _watch_weights(model: PreTrainedModel) -> _Watched:
+    """Return sets of names that a run updates."""
+    seen = _Watched(set(), {name for name, module in model.named_modules() if type(module) is nn.Linear}, set())
 
     class WatchedLinear(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            unused.discard(names[self])
+            seen.unused.discard(names[self])
+            if x.numel() != _NUM_TOKENS * self.in_features:
+                seen.shared.add(names[self])
             return x.new_zeros(*x.shape[:-1], self.out_features)
 
         def __getattr__(self, name: str) -> Any:
             if name == "weight":
-                found.add(names[self])
+                seen.read.add(names[self])
             return super().__getattr__(name)
 
     class WatchedEmbedding(nn.Embedding):
@@ -232,14 +260,14 @@ def _watch_weights(model: PreTrainedModel) -> tuple[set[str], set[str]]:
 
         def __getattr__(self, name: str) -> Any:
             if name == "weight":
-                found.add(names[self])
+                seen.read.add(names[self])
             return super().__getattr__(name)
 
     watched: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: WatchedLinear, nn.Embedding: WatchedEmbedding}
     names = {module: name for name, module in model.named_modules() if type(module) in watched}
     for module in names:
         module.__class__ = watched[type(module)]
-    return found, unused
+    return seen
 
 
 def _layer(call: AttentionCall, model_type: str) -> AttentionLayer:
@@ -251,6 +279,9 @@ def _layer(call: AttentionCall, model_type: str) -> AttentionLayer:
     if SINKS in options and options[SINKS].shape != (call.query.shape[1],):
         raise refusal(model_type, "its sinks are not one number for each head")
     scale, softcap = options.pop("scaling", None), options.pop("softcap", None)
+    relative = options.pop(POSITION_BIAS, None)
+    if relative is not None and not isinstance(relative, RelativeBias):
+        raise refusal(model_type, f"its attention has {POSITION_BIAS}")
     if "indices" in options:
         raise refusal(model_type, "it keeps other states of a text than keys and values (an index of its keys)")
     unknown = sorted(options.keys() - _WITHOUT_MEANING)
@@ -271,6 +302,7 @@ def _layer(call: AttentionCall, model_type: str) -> AttentionLayer:
         is_bidirectional=mask.is_bidirectional,
         softcap=None if softcap is None else float(softcap),
         limit=mask.limit,
+        has_relative_bias=relative is not None,
     )
 
 
@@ -317,6 +349,7 @@ def _shape(
         ),
         attention_scale=layers[0].scale,
         attention_softcap=softcap,
+        relative_biases=any(layer.has_relative_bias for layer in layers),
         bidirectional=layers[0].is_bidirectional,
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from itertools import count
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -56,11 +58,12 @@ def _check_rows(model: TransformersModel) -> None:
 
     hook = model.transformers_model.get_input_embeddings().register_forward_hook(poison)
     try:
-        poisoned = _run(model, numbered)
+        poisoned = _run(model, numbered, masked=rows)
     finally:
         hook.remove()
     clean = [row for row in range(_NUM_ROWS) if row not in _POISONED]
-    if not all(each[clean].isfinite().all() for each in poisoned) or poisoned[-1][list(_POISONED)].isfinite().any():
+    alone = all(are_alike(each[clean], of_plain[clean]) for each, of_plain in zip(poisoned, plain, strict=True))
+    if not alone or poisoned[-1][list(_POISONED)].isfinite().any():
         raise refusal(model_type, "its tokens see each other elsewhere than in attention")
 
 
@@ -80,15 +83,26 @@ def _check_ranks(model: TransformersModel, head: ClassRankHead) -> None:
         raise refusal(model.config.model_type, "it ranks texts by more than one vector of each")
 
 
-def _run(model: TransformersModel, positions: Tensor | None) -> list[Tensor]:
+def _unpadded(model: TransformersModel) -> int:
+    """Return a token that the class does not take for padding, which has no position: MPNet ignores its config's."""
+    modules: Iterable[Any] = model.transformers_model.modules()
+    padding = {getattr(model.transformers_model.config.get_text_config(), "pad_token_id", None)}
+    padding.update(getattr(module, "padding_idx", None) for module in modules)
+    return next(token for token in count(1) if token not in padding)
+
+
+def _run(model: TransformersModel, positions: Tensor | None, masked: Tensor | None = None) -> list[Tensor]:
     """Run a few equal tokens, and return what each layer and the output computed for each row.
 
     :param positions: ``[num_rows]``; None: the class counts positions itself
+    :param masked: rows whose tokens are the config's mask token, which ESM counts; None: no rows
     """
     seen = TrialAttention()
     model.seam.attend = seen.attend
-    padding = getattr(model.transformers_model.config.get_text_config(), "pad_token_id", None)
-    tokens = torch.full((_NUM_ROWS,), 2 if padding == 1 else 1, device=model.device)
+    tokens = torch.full((_NUM_ROWS,), _unpadded(model), device=model.device)
+    mask = getattr(model.transformers_model.config.get_text_config(), "mask_token_id", None)
+    if masked is not None and type(mask) is int and mask < model.config.vocab_size:
+        tokens[masked] = mask
     given = model.inputs(tokens, torch.arange(_NUM_ROWS, device=model.device) if positions is None else positions)
     if positions is None:
         del given["position_ids"]

@@ -16,13 +16,28 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
-__all__ = ["IMPLEMENTATION", "SINKS", "Attend", "AttentionCall", "Mask", "Seam", "attach", "register", "whole_masks"]
+__all__ = [
+    "IMPLEMENTATION",
+    "POSITION_BIAS",
+    "SINKS",
+    "Attend",
+    "AttentionCall",
+    "Mask",
+    "Seam",
+    "attach",
+    "attention",
+    "register",
+    "whole_masks",
+]
 
 IMPLEMENTATION: Final = "paged_sdk"
 """Name of this package's attention, masks and experts in transformers' registries."""
 
 SINKS: Final = "s_aux"
 """Name of the option with attention sinks: an additional logit per head that has no value."""
+
+POSITION_BIAS: Final = "position_bias"
+"""Name of the option with numbers that are added to scores."""
 
 _SEAM: Final = "paged_sdk_seam"
 _MASK: Final = "paged_sdk_mask"
@@ -82,6 +97,8 @@ class Mask:
     @staticmethod
     def of(mask: object) -> Mask:
         """Return the description of a mask that an attention module got."""
+        if isinstance(mask, Mask):
+            return mask
         if mask is None:
             return Mask(why_not="an attention layer has no mask, so that its tokens would see later ones")
         known = getattr(mask, _MASK, None)
@@ -107,7 +124,7 @@ def attach(model: PreTrainedModel, *, describe_masks: bool = False) -> Seam:
     seam = Seam()
     for module in model.modules():
         setattr(module, _SEAM, seam)
-    for config in (model.config, model.config.get_text_config()):
+    for config in _configs(model):
         setattr(config, _TRIED, describe_masks)
     return seam
 
@@ -115,7 +132,7 @@ def attach(model: PreTrainedModel, *, describe_masks: bool = False) -> Seam:
 @contextmanager
 def whole_masks(model: PreTrainedModel) -> Iterator[None]:
     """Make masks complete within the ``with`` block: bool ``[1, 1, num_tokens, num_tokens]``."""
-    configs = (model.config, model.config.get_text_config())
+    configs = _configs(model)
     for config in configs:
         setattr(config, _WHOLE, True)
     try:
@@ -125,16 +142,34 @@ def whole_masks(model: PreTrainedModel) -> Iterator[None]:
             setattr(config, _WHOLE, False)
 
 
+def _configs(model: PreTrainedModel) -> list[object]:
+    """Return the configs from which a model's modules make masks: parts may have copies of their own (UMT5)."""
+    own = (module.config for module in model.modules() if isinstance(module, PreTrainedModel))
+    return list({id(config): config for config in (model.config.get_text_config(), *own)}.values())
+
+
 def _not_set(call: AttentionCall) -> Tensor:
     raise AssertionError("the model's attention function is not set yet")
+
+
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object = None, **options: Any
+) -> Tensor:
+    """Compute the attention of one layer; see :class:`AttentionCall`.
+
+    :param options: as transformers gives them, except that :data:`POSITION_BIAS` must be a
+        :class:`~paged_sdk.kernels.relative_bias.RelativeBias`
+    :returns: ``[1, num_tokens, num_heads, value_dim]``
+    """
+    seam = cast(Seam, getattr(module, _SEAM))
+    return seam.attend(AttentionCall(module, query, key, value, mask, options))
 
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None, **options: Any
 ) -> tuple[Tensor, None]:
     """Implement transformers' attention function."""
-    seam = cast(Seam, getattr(module, _SEAM))
-    return seam.attend(AttentionCall(module, query, key, value, attention_mask, options)), None
+    return attention(module, query, key, value, attention_mask, **options), None
 
 
 def _mask(*, q_length: int, mask_function: _MaskFunction, device: torch.device, config: Any = None, **_: Any) -> Tensor:

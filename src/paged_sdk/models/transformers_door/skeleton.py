@@ -8,12 +8,14 @@ from typing import Any, Final
 
 import torch
 import transformers
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -23,10 +25,12 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
 
 from paged_sdk.errors import UnsupportedArchitectureError, shown
+from paged_sdk.models.transformers_door.rewriting import rewrite
 from paged_sdk.models.transformers_door.seam import IMPLEMENTATION, register
 
 __all__ = ["make_skeleton", "refusal", "untried"]
@@ -39,6 +43,9 @@ _OTHER_MODALITIES: Final = ("vision_config", "audio_config", "vision_tokenizer_c
 
 # Layer types in configs whose only state is keys and values.
 _ATTENTION_KINDS: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+
+# Ends the names of classes of the encoder of an encoder and a decoder.
+_ENCODER_OF_TWO: Final = "EncoderModel"
 
 
 def refusal(model_type: str, reason: str) -> UnsupportedArchitectureError:
@@ -73,7 +80,8 @@ def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool
     """
     model_type = str(config.get("model_type", ""))
     if not images and (encoder := _encoder_class(model_type, config)) is not None:
-        return _made(model_type, config, dtype, encoder, AutoModel, **_without_pooler(encoder))
+        auto = AutoModelForTextEncoding if encoder.endswith(_ENCODER_OF_TWO) else AutoModel
+        return _made(model_type, config, dtype, encoder, auto, **_without_pooler(encoder))
     if not images and (ranker := _ranker_class(model_type, config)) is not None:
         return _made(model_type, config, dtype, ranker, AutoModelForSequenceClassification)
     class_name = _image_class(model_type) if images else _text_class(model_type, config)
@@ -118,8 +126,19 @@ def _made(
         raise _unmade(model_type, class_name, error) from error
     if model._is_stateful:
         raise _stateful(model_type, class_name)
+    rewrite(model)
+    _join_tied_embeddings(model)
     made_model: PreTrainedModel = model.eval().requires_grad_(False)
     return made_model
+
+
+def _join_tied_embeddings(model: PreTrainedModel) -> None:
+    """Make embeddings that share a weight one module, as which they are loaded, whatever form they get."""
+    modules = dict(model.named_modules())
+    for name, source in dict(model.all_tied_weights_keys).items():
+        own, other = (modules.get(each.removesuffix(".weight")) for each in (name, source))
+        if type(own) is nn.Embedding and type(other) is nn.Embedding:
+            model.set_submodule(name.removesuffix(".weight"), other)
 
 
 def _unmade(model_type: str, class_name: str, error: Exception) -> UnsupportedArchitectureError:
@@ -133,8 +152,12 @@ def _stateful(model_type: str, class_name: str, where: str = "") -> UnsupportedA
 def _encoder_class(model_type: str, config: Mapping[str, Any]) -> str | None:
     """Return the name of a text encoder's class without a head; None if the checkpoint is no encoder.
 
-    A ``model_type`` with a class for masked language modelling is an encoder, unless the config is a decoder's.
+    A ``model_type`` with a class for masked language modelling is an encoder, unless the config is a decoder's. So is a
+    checkpoint of the encoder of an encoder and a decoder (T5EncoderModel).
     """
+    half = MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.get(model_type, "")
+    if half.endswith(_ENCODER_OF_TWO) and half in map(str, config.get("architectures") or ()):
+        return half
     if model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or config.get("is_decoder") or config.get("vision_config"):
         return None
     class_name = MODEL_MAPPING_NAMES.get(model_type)
