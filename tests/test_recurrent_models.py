@@ -263,6 +263,13 @@ async def test_embeddings_and_scores(checkpoint: Path) -> None:
             with torch.inference_mode():
                 hidden = reference.model(torch.tensor([prompt])).last_hidden_state[0, -1]
             torch.testing.assert_close(torch.tensor(vector), hidden, rtol=0, atol=1e-3)
+        prefix, texts = list(range(60, 140)), [[5, 6, 7], [9] * 40, [11, 12]]
+        scored = await model.score(texts, prefix=prefix)
+        for score, text in zip(scored.scores, texts, strict=True):
+            with torch.inference_mode():
+                logits = reference(torch.tensor([prefix + text])).logits[0, len(prefix) - 1 : -1]
+            expected = logits.log_softmax(-1).gather(-1, torch.tensor(text)[:, None]).sum()
+            assert score.logprob == pytest.approx(float(expected), abs=1e-2)
 
 
 @pytest.mark.parametrize(
