@@ -317,6 +317,64 @@ void compare_layers(Levels& levels, int32_t format) {
   }
 }
 
+// A decode in the middle of a sequence and a prefill that begins one.
+void compare_recurrent(Levels& levels) {
+  Random random(6);
+  constexpr int kTokens = 20, kTaps = 4, kChannels = 208, kKeyHeads = 2, kValueHeads = 4, kKey = 64, kValue = 48;
+  constexpr int kInputs = 2 * kKeyHeads * kKey + kValueHeads * kValue, kOutputs = kValueHeads * kValue;
+  const std::vector<int64_t> slots{2, 0}, first_tokens{0, 1, kTokens};
+  const std::vector<uint8_t> is_new{0, 1};
+  const paged_recurrent_rows rows{slots.data(), first_tokens.data(), is_new.data(), 2, 0};
+  const std::vector<float> x = random.normal(3 * kTokens * kChannels), weight = random.normal(kTaps * kChannels);
+  const std::vector<float> bias = random.normal(kChannels), kept = random.normal(3 * (kTaps - 1) * kChannels);
+  const std::vector<float> inputs = random.normal(kTokens * kInputs), rates = random.normal(kTokens * 2 * kValueHeads);
+  const std::vector<float> gates = random.normal(kTokens * kOutputs), norm = random.normal(kValue);
+  const std::vector<float> rate{0.5f, 1.0f, 4.0f, 0.1f}, step_bias{0.0f, 1.0f, -1.0f, 2.0f};
+  const std::vector<float> states = random.normal(3 * kValueHeads * kKey * kValue);
+  for (const int32_t dtype : kDtypes) {
+    const double bound = dtype == PAGED_FLOAT32 ? 20 * kSums : 2 * kBfloat16;
+    const std::vector<uint8_t> raw = as_dtype(x, dtype), earlier = as_dtype(kept, dtype);
+    const size_t column = raw.size() / x.size();
+    for (const bool gated : {false, true}) {
+      levels.compare(of("short_conv", dtype, gated), {bound}, [&](const Run& run) {
+        std::vector<uint8_t> pool = earlier, out(kTokens * kChannels * column);
+        const uint8_t* const data = raw.data();
+        paged_short_conv_args args{};
+        args.rows = rows;
+        args.x = data + 2 * kChannels * column;
+        args.gate_in = gated ? data : nullptr, args.gate_out = gated ? data + kChannels * column : nullptr;
+        args.weight = weight.data(), args.bias = gated ? bias.data() : nullptr;
+        args.pool = pool.data(), args.out = out.data();
+        args.x_stride = 3 * kChannels, args.channels = kChannels, args.taps = kTaps, args.silu = !gated;
+        args.dtype = dtype, args.num_threads = 1;
+        run.done(paged_short_conv(run.level, &args));
+        std::vector<float> result = as_floats(out, dtype);
+        const std::vector<float> later = as_floats(pool, dtype);
+        result.insert(result.end(), later.begin(), later.end());
+        return result;
+      });
+    }
+    const std::vector<uint8_t> own = as_dtype(inputs, dtype), given = as_dtype(rates, dtype);
+    const std::vector<uint8_t> gate = as_dtype(gates, dtype);
+    levels.compare(of("gated_delta", dtype, kValue), {bound}, [&](const Run& run) {
+      std::vector<float> pool = states;
+      std::vector<uint8_t> out(kTokens * kOutputs * column);
+      paged_gated_delta_args args{};
+      args.rows = rows;
+      args.inputs = own.data(), args.rates = given.data(), args.gates = gate.data();
+      args.rate = rate.data(), args.step_bias = step_bias.data(), args.norm_weight = norm.data();
+      args.pool = pool.data(), args.out = out.data();
+      args.inputs_stride = kInputs, args.rates_stride = 2 * kValueHeads, args.gates_stride = kOutputs;
+      args.key_heads = kKeyHeads, args.value_heads = kValueHeads, args.key_dim = kKey, args.value_dim = kValue;
+      args.dtype = dtype, args.num_threads = 1, args.norm_eps = 1e-6f;
+      run.done(paged_gated_delta(run.level, &args));
+      std::vector<float> result = as_floats(out, dtype);
+      result.insert(result.end(), pool.begin(), pool.end());
+      return result;
+    });
+  }
+}
+
 void compare_all(Levels& levels) {
   compare_quantize(levels);
   compare_pack_dense(levels);
@@ -335,6 +393,7 @@ void compare_all(Levels& levels) {
   for (const int32_t format : kDenseFormats)
     for (const int cols : {201, 256}) compare_linear(levels, format, cols, {kSums, format == PAGED_DENSE_BFLOAT16});
   compare_attention(levels);
+  compare_recurrent(levels);
   for (const int32_t format : {int32_t{PAGED_Q4_K}, kInHadamard + PAGED_Q4_K}) compare_layers(levels, format);
   compare_layers(levels, grouped(PAGED_GROUPED_4, 128));
   for (const int32_t format : kDenseFormats) compare_layers(levels, format);

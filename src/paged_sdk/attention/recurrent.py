@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, KvStorage
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.recurrent_step import RecurrentRows, RecurrentStep
 from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.rotary import Rotation
@@ -32,17 +33,26 @@ def state_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
 
 
 def stateful_storage(
-    inner: KvStorage, config: DecoderConfig, *, num_slots: int, dtype: torch.dtype, device: torch.device
+    inner: KvStorage,
+    config: DecoderConfig,
+    *,
+    num_slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    workspace: Workspace | None,
 ) -> KvStorage:
     """Return KV storage with states beside it.
 
     :param inner: stores the KV of the layers with attention
     :param config: the shape of the whole model
     :param num_slots: number of sequences with a state
+    :param workspace: of the native CPU kernels; None: they are unavailable
     """
 
     def make(num_blocks: int) -> StatefulBackend:
-        return StatefulBackend(inner.make(num_blocks), config, num_slots=num_slots, dtype=dtype, device=device)
+        return StatefulBackend(
+            inner.make(num_blocks), config, num_slots=num_slots, dtype=dtype, device=device, workspace=workspace
+        )
 
     return evolve(inner, make=make)
 
@@ -53,6 +63,7 @@ class StatefulBackend(AttentionBackend):
     Slots are not cleared: a row that begins its sequence does not read what its slot holds.
 
     :param inner: keeps the KV of the layers with attention, which it numbers from 0
+    :param workspace: of the native CPU kernels, which compute recurrent layers on the CPU; None: torch operations do
     """
 
     def __init__(
@@ -63,8 +74,10 @@ class StatefulBackend(AttentionBackend):
         num_slots: int,
         dtype: torch.dtype,
         device: torch.device,
+        workspace: Workspace | None = None,
     ) -> None:
         self._inner = inner
+        self._workspace = workspace if device.type == "cpu" else None
         self._device = device
         self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
         self._states: dict[int, tuple[Tensor, ...]] = {
@@ -84,6 +97,7 @@ class StatefulBackend(AttentionBackend):
             [row.start for row in rows],
             [row.num_new_tokens for row in rows],
             device=self._device,
+            workspace=self._workspace,
         )
         return _StatefulStep(self._places, self._inner.prepare(rows), RecurrentStep(own, self._states))
 

@@ -46,7 +46,14 @@ def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace
     shape = setup.model
     if shape.recurrent_layers:  # on one device: see check_stateful
         inner = choose_storage(setup.of_layers(shape.attention_layers, setup.device), candidates)
-        return stateful_storage(inner, shape, num_slots=config.num_state_slots, dtype=setup.dtype, device=setup.device)
+        return stateful_storage(
+            inner,
+            shape,
+            num_slots=config.num_state_slots,
+            dtype=setup.dtype,
+            device=setup.device,
+            workspace=workspace,
+        )
     if placement.is_one_device:
         return choose_storage(setup, candidates)
     storages: dict[torch.device, KvStorage] = {}

@@ -9,6 +9,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.recurrent import NativeRecurrentRows
 from paged_sdk.kernels.transfer import to_device
 
 __all__ = ["ChunkGrid", "LinePlaces", "RecurrentRows", "RecurrentStep"]
@@ -56,18 +58,29 @@ class RecurrentRows:
     :param starts: tokens of each row's sequence before its first one here; at 0 the state is zero, whatever its slot
         holds
     :param lengths: number of tokens of each row, at least 1
+    :param workspace: of the native CPU kernels, for a step on the CPU; None: torch operations compute it
     :ivar slots: ``[num_rows]`` int64
     :ivar is_new: ``[num_rows]`` bool: whether the state before the row is zero
     :ivar lengths: number of tokens of each row
+    :ivar native: the rows in the native kernels' form; None: torch operations compute the step
     """
 
     def __init__(
-        self, slots: Sequence[int], starts: Sequence[int], lengths: Sequence[int], *, device: torch.device
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        *,
+        device: torch.device,
+        workspace: Workspace | None = None,
     ) -> None:
         slots_there, starts_there = to_device(device, np.array(slots), np.array(starts))
         self.lengths: tuple[int, ...] = tuple(lengths)
         self.slots: Tensor = slots_there
         self.is_new: Tensor = starts_there == 0
+        self.native: NativeRecurrentRows | None = (
+            None if workspace is None else NativeRecurrentRows(workspace, self.slots, self.is_new, self.lengths)
+        )
         self._device = device
         self._lines: dict[int, LinePlaces] = {}
         self._grid: ChunkGrid | None = None

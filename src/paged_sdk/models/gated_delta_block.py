@@ -9,6 +9,8 @@ from torch import Tensor
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.recurrent import GatedDeltaConfig
 from paged_sdk.kernels.gated_delta import gated_delta_rule
+from paged_sdk.kernels.native.recurrent import NativeGatedDelta, NativeShortConv
+from paged_sdk.kernels.recurrent_step import RecurrentStep
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.short_conv import short_conv
 from paged_sdk.kernels.step import StepContext
@@ -53,6 +55,7 @@ class GatedDeltaBlock:
         self._rate = log_rate.exp()
         self._step_bias = step_bias
         self._norm = norm
+        self._native = self._find_native()
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -62,9 +65,26 @@ class GatedDeltaBlock:
     def forward(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
         """Apply the block to the tokens of a step, ``[num_tokens, hidden_size]``. Positions do not matter."""
         config, step = self._config, ctx.attention.recurrent
-        conv_pool, pool = step.states[self._layer]
         inner, gates = torch.split(self.input.forward(x, ctx), [config.channels, config.value_width], -1)
-        strength, decay = self.rates.forward(x, ctx).chunk(2, -1)
+        rates = self.rates.forward(x, ctx)
+        if self._native is not None and step.rows.native is not None:
+            conv, rule = self._native
+            conv_pool, pool = step.states[self._layer]
+            mixed = conv.forward(inner, conv_pool, step.rows.native)
+            return self.output.forward(rule.forward(mixed, rates, gates, pool, step.rows.native), ctx)
+        return self.output.forward(self._mix(inner, rates, gates, step), ctx)
+
+    def _mix(self, inner: Tensor, rates: Tensor, gates: Tensor, step: RecurrentStep) -> Tensor:
+        """Compute what is between the projections with torch operations.
+
+        :param inner: queries, keys and values, ``[num_tokens, channels]``
+        :param rates: write strengths and decays, ``[num_tokens, 2 * num_value_heads]``
+        :param gates: ``[num_tokens, value_width]``
+        :returns: like ``gates``
+        """
+        config = self._config
+        conv_pool, pool = step.states[self._layer]
+        strength, decay = rates.chunk(2, -1)
         inner = F.silu(short_conv(inner, self._conv, None, conv_pool, step.rows))
         query, key, value = torch.split(inner, [config.key_width, config.key_width, config.value_width], -1)
         read = gated_delta_rule(
@@ -77,8 +97,23 @@ class GatedDeltaBlock:
             step.rows,
         )
         gates = torch.unflatten(gates, -1, (-1, config.value_dim)).to(self._rate.dtype)
-        gated = (self._norm.forward(read) * F.silu(gates)).to(x.dtype)
-        return self.output.forward(gated.flatten(1), ctx)
+        return (self._norm.forward(read) * F.silu(gates)).to(inner.dtype).flatten(1)
+
+    def _find_native(self) -> tuple[NativeShortConv, NativeGatedDelta] | None:
+        """Return the native kernels for the CPU, or None if they do not have this dtype and these sizes."""
+        config, conv = self._config, self._conv
+        serves = NativeShortConv.serves(conv) and NativeGatedDelta.serves(conv.dtype, config.key_dim, config.value_dim)
+        if conv.device.type != "cpu" or not serves:
+            return None
+        rule = NativeGatedDelta(
+            config.num_key_heads,
+            config.key_dim,
+            rate=self._rate,
+            step_bias=self._step_bias,
+            norm_weight=self._norm.weight,
+            norm_eps=self._norm.eps,
+        )
+        return NativeShortConv(conv, None, silu=True), rule
 
 
 def load_gated_delta_block(

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.recurrent import ShortConvConfig
+from paged_sdk.kernels.native.recurrent import NativeShortConv
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.short_conv import short_conv
 from paged_sdk.kernels.step import StepContext
@@ -30,6 +31,8 @@ class ShortConvBlock:
         self._layer = layer
         self._weight = weight
         self._bias = bias
+        serves = weight.device.type == "cpu" and NativeShortConv.serves(weight)
+        self._native = NativeShortConv(weight, bias, silu=False) if serves else None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -41,7 +44,11 @@ class ShortConvBlock:
         b, c, inner = self.input.forward(x, ctx).chunk(3, -1)
         step = ctx.attention.recurrent
         (pool,) = step.states[self._layer]
-        return self.output.forward(c * short_conv(b * inner, self._weight, self._bias, pool, step.rows), ctx)
+        if self._native is not None and step.rows.native is not None:
+            mixed = self._native.forward(inner, pool, step.rows.native, (b, c))
+        else:
+            mixed = c * short_conv(b * inner, self._weight, self._bias, pool, step.rows)
+        return self.output.forward(mixed, ctx)
 
 
 def load_short_conv_block(

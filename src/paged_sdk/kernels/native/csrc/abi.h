@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "abi_recurrent.h"
+
 #if defined(_WIN32)
 #define PAGED_EXPORT extern "C" __declspec(dllexport)
 #else

@@ -198,6 +198,16 @@ PAGED_EXPORT int32_t paged_argmax(int32_t level, const paged_argmax_args* args) 
   return paged::level_at(level).kernels->argmax(*args);
 }
 
+// Returns 0.
+PAGED_EXPORT int32_t paged_short_conv(int32_t level, const paged_short_conv_args* args) {
+  return paged::level_at(level).kernels->short_conv(*args);
+}
+
+// Returns 0.
+PAGED_EXPORT int32_t paged_gated_delta(int32_t level, const paged_gated_delta_args* args) {
+  return paged::level_at(level).kernels->gated_delta(*args);
+}
+
 // Packs a dense matrix into panels of the format, padded with zero rows. Returns 0.
 PAGED_EXPORT int32_t paged_pack_dense(int32_t level, const paged_dense_args* args) {
   return paged::level_at(level).kernels->pack_dense(*args);

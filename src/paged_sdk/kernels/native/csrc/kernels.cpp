@@ -8,10 +8,12 @@
 #include "argmax.h"
 #include "decoder.h"
 #include "experts.h"
+#include "gated_delta.h"
 #include "pack_dense.h"
 #include "pages.h"
 #include "quantize_groups.h"
 #include "rows.h"
+#include "short_conv.h"
 
 namespace paged {
 namespace {
@@ -132,9 +134,28 @@ int argmax(const paged_argmax_args& args) {
   return kOk;
 }
 
+int short_conv(const paged_short_conv_args& args) {
+  const int64_t parts = (args.channels + kConvChannels - 1) / kConvChannels, rows = args.rows.num_rows;
+  const int64_t tokens = args.rows.first_tokens[rows];
+  const int64_t cost = tokens * row_cost(args.channels) / (rows * parts);
+  parallel_for(args.num_threads, rows * parts, cost, [&](int64_t first, int64_t last, int) {
+    for (int64_t i = first; i < last; ++i) convolve_row(args, i / parts, i % parts * kConvChannels);
+  });
+  return kOk;
+}
+
+int gated_delta(const paged_gated_delta_args& args) {
+  const int64_t heads = args.value_heads, rows = args.rows.num_rows;
+  const int64_t cost = args.rows.first_tokens[rows] * delta_cost(args) / rows;
+  parallel_for(args.num_threads, rows * heads, cost, [&](int64_t first, int64_t last, int) {
+    for (int64_t i = first; i < last; ++i) apply_delta_rule(args, i / heads, static_cast<int>(i % heads));
+  });
+  return kOk;
+}
+
 }  // namespace
 
 extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, experts, attention, decoder, quantize, quantize_groups,
-                                     rows, norm, argmax, pack_dense};
+                                     rows, norm, argmax, short_conv, gated_delta, pack_dense};
 
 }  // namespace paged

@@ -16,6 +16,8 @@ struct KernelTable {
   int (*rows)(const paged_rows_args& args);
   int (*norm)(const paged_norm_args& args);
   int (*argmax)(const paged_argmax_args& args);
+  int (*short_conv)(const paged_short_conv_args& args);
+  int (*gated_delta)(const paged_gated_delta_args& args);
   int (*pack_dense)(const paged_dense_args& args);
 };
 

@@ -1,0 +1,64 @@
+// The arguments of the kernels of recurrent layers (structures_recurrent.py mirrors them).
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+// The rows of a step, as recurrent layers take them: row r has the tokens first_tokens[r] ... first_tokens[r + 1] - 1, at
+// least one, and its state in slot slots[r]. If is_new[r] the state is zero, whatever the slot holds.
+struct paged_recurrent_rows {
+  const int64_t* slots;
+  const int64_t* first_tokens;  // [num_rows + 1]
+  const uint8_t* is_new;
+  int32_t num_rows;
+  int32_t reserved;
+};
+
+// out[t] = gate_out[t] * activation(bias + sum over k of weight[k] * y[t - taps + 1 + k]), y = gate_in * x, within each
+// row and after the taps - 1 inputs y in the pool, which the row's last ones replace. Sums are float32; y, the sum and
+// its activation are rounded to the dtype.
+struct paged_short_conv_args {
+  paged_recurrent_rows rows;
+  const void* x;
+  const void* gate_in;   // null: none
+  const void* gate_out;  // null: none
+  const float* weight;   // [taps, channels]
+  const float* bias;     // [channels]; null: none
+  void* pool;            // [slots, taps - 1, channels]
+  void* out;             // [tokens, channels], contiguous
+  int64_t x_stride;      // of x and the gates, in elements
+  int32_t channels;      // a multiple of 16
+  int32_t taps;          // at most 8
+  int32_t silu;          // 0: no activation
+  int32_t dtype;
+  int32_t num_threads;
+  int32_t reserved;
+};
+
+// The gated delta rule, then an RMSNorm of each head's output times silu(gate). A head's decay is exp(-rate *
+// softplus(rates[decay] + step_bias)), its write strength sigmoid(rates[strength]). All in float32, rounded once.
+struct paged_gated_delta_args {
+  paged_recurrent_rows rows;
+  const void* inputs;       // [tokens, 2 * key_heads * key_dim + value_heads * value_dim]: queries, keys, values
+  const void* rates;        // [tokens, 2 * value_heads]: strengths, decays
+  const void* gates;        // [tokens, value_heads * value_dim]
+  const float* rate;        // [value_heads]
+  const float* step_bias;   // [value_heads]
+  const float* norm_weight;  // [value_dim]
+  float* pool;              // [slots, value_heads, key_dim, value_dim]
+  void* out;                // [tokens, value_heads * value_dim], contiguous
+  int64_t inputs_stride;    // in elements
+  int64_t rates_stride;
+  int64_t gates_stride;
+  int32_t key_heads;
+  int32_t value_heads;  // a multiple of key_heads
+  int32_t key_dim;      // a multiple of 16, at most 256; value_dim likewise
+  int32_t value_dim;
+  int32_t dtype;
+  int32_t num_threads;
+  float norm_eps;
+  int32_t reserved;
+};
+
+}  // extern "C"

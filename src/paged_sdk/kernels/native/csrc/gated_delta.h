@@ -1,0 +1,149 @@
+// Applies the gated delta rule (Yang et al., 2024, arXiv 2412.06464) token by token, so that a token's result depends
+// neither on how its sequence was cut nor on the other rows.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "activations.h"
+#include "functions.h"
+#include "linear.h"
+
+namespace paged {
+namespace {
+
+constexpr int kDeltaTokens = 16;  // tokens that share one visit of a state's columns
+constexpr int kMostDeltaDim = 256;
+constexpr int kDeltaSums = 4;  // sums over every fourth key: fewer would wait for each other
+constexpr float kUnitEps = 1e-6f;
+
+// A few tokens of a head.
+struct DeltaTokens {
+  alignas(64) float query[kDeltaTokens][kMostDeltaDim];
+  alignas(64) float key[kDeltaTokens][kMostDeltaDim];
+  alignas(64) float read[kDeltaTokens][kMostDeltaDim];
+  float decay[kDeltaTokens];
+  float strength[kDeltaTokens];
+};
+
+inline float load_number(const void* data, int64_t i, int32_t dtype) {
+  if (dtype == PAGED_FLOAT32) return static_cast<const float*>(data)[i];
+  const uint16_t half = static_cast<const uint16_t*>(data)[i];
+  return dtype == PAGED_BFLOAT16 ? from_bits(static_cast<uint32_t>(half) << 16) : half_to_float(half);
+}
+
+// Writes a vector of `size` columns, scaled to the given length.
+inline void load_scaled(const Matrix& x, int64_t row, int64_t col, int size, float length, float* out) {
+  Floats squares = zero_floats();
+  for (int c = 0; c < size; c += 16) {
+    const Floats v = x.load(row, col + c);
+    squares = fma(v, v, squares);
+    store_floats(out + c, v);
+  }
+  const Floats factor = broadcast(length / std::sqrt(sum_of(squares) + kUnitEps));
+  for (int c = 0; c < size; c += 16) store_floats(out + c, mul(load_floats(out + c), factor));
+}
+
+inline void load_tokens(const paged_gated_delta_args& args, int64_t begin, int count, int head, DeltaTokens& out) {
+  const Matrix inputs{args.inputs, args.inputs_stride, args.dtype};
+  const int dim = args.key_dim, source = head / (args.value_heads / args.key_heads);
+  const float query_length = 1.0f / std::sqrt(static_cast<float>(dim));
+  for (int t = 0; t < count; ++t) {
+    load_scaled(inputs, begin + t, int64_t{source} * dim, dim, query_length, out.query[t]);
+    load_scaled(inputs, begin + t, (int64_t{args.key_heads} + source) * dim, dim, 1.0f, out.key[t]);
+    const int64_t at = (begin + t) * args.rates_stride + head;
+    out.strength[t] = 1.0f / (1.0f + std::exp(-load_number(args.rates, at, args.dtype)));
+    const float step = load_number(args.rates, at + args.value_heads, args.dtype) + args.step_bias[head];
+    out.decay[t] = std::exp(-args.rate[head] * (step > 20.0f ? step : std::log1p(std::exp(step))));
+  }
+}
+
+template <int kVectors>
+inline void sum_up(const Floats (&sums)[kDeltaSums][kVectors], Floats (&out)[kVectors]) {
+  for (int v = 0; v < kVectors; ++v) out[v] = add(add(sums[0][v], sums[1][v]), add(sums[2][v], sums[3][v]));
+}
+
+// Updates 16 * kVectors columns of a state by a token, and reads them: 16 KB at 128 keys, which stay in the first cache.
+template <int kVectors>
+inline void update_columns(const float* query, const float* key, float decay, float strength, const Floats* value,
+                           float* state, int key_dim, int value_dim, float* read) {
+  Floats sums[kDeltaSums][kVectors], change[kVectors];
+  for (auto& each : sums)
+    for (Floats& sum : each) sum = zero_floats();
+  for (int i = 0; i < key_dim; i += kDeltaSums) {
+#pragma GCC unroll 4
+    for (int s = 0; s < kDeltaSums; ++s) {
+      const Floats k = broadcast(key[i + s]);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v)
+        sums[s][v] = fma(k, load_floats(state + static_cast<int64_t>(i + s) * value_dim + 16 * v), sums[s][v]);
+    }
+  }
+  sum_up<kVectors>(sums, change);
+  const Floats remains = broadcast(decay);
+  for (int v = 0; v < kVectors; ++v)
+    change[v] = mul(broadcast(strength), sub(value[v], mul(remains, change[v])));
+  for (auto& each : sums)
+    for (Floats& sum : each) sum = zero_floats();
+  for (int i = 0; i < key_dim; i += kDeltaSums) {
+#pragma GCC unroll 4
+    for (int s = 0; s < kDeltaSums; ++s) {
+      const Floats k = broadcast(key[i + s]), q = broadcast(query[i + s]);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        float* const at = state + static_cast<int64_t>(i + s) * value_dim + 16 * v;
+        const Floats next = fma(k, change[v], mul(remains, load_floats(at)));
+        store_floats(at, next);
+        sums[s][v] = fma(q, next, sums[s][v]);
+      }
+    }
+  }
+  sum_up<kVectors>(sums, change);
+  for (int v = 0; v < kVectors; ++v) store_floats(read + 16 * v, change[v]);
+}
+
+template <int kVectors>
+inline void update_all(const paged_gated_delta_args& args, int64_t begin, int count, int64_t value_col, int col,
+                       float* state, DeltaTokens& tokens) {
+  const Matrix inputs{args.inputs, args.inputs_stride, args.dtype};
+  for (int t = 0; t < count; ++t) {
+    Floats value[kVectors];
+    for (int v = 0; v < kVectors; ++v) value[v] = inputs.load(begin + t, value_col + col + 16 * v);
+    update_columns<kVectors>(tokens.query[t], tokens.key[t], tokens.decay[t], tokens.strength[t], value, state + col,
+                             args.key_dim, args.value_dim, tokens.read[t] + col);
+  }
+}
+
+// Applies the rule to the tokens of a row, for one head.
+inline void apply_delta_rule(const paged_gated_delta_args& args, int64_t row, int head) {
+  DeltaTokens tokens;
+  const int dim = args.value_dim;
+  const int64_t size = int64_t{args.key_dim} * dim;
+  const int64_t value_col = int64_t{2} * args.key_heads * args.key_dim + int64_t{head} * dim;
+  float* const state = args.pool + (args.rows.slots[row] * args.value_heads + head) * size;
+  if (args.rows.is_new[row] != 0) std::memset(state, 0, sizeof(float) * size);
+  const Matrix gates{args.gates, args.gates_stride, args.dtype};
+  const Output out{args.out, int64_t{args.value_heads} * dim, args.dtype, {}};
+  const int64_t end = args.rows.first_tokens[row + 1];
+  for (int64_t begin = args.rows.first_tokens[row]; begin < end; begin += kDeltaTokens) {
+    const int count = static_cast<int>(std::min<int64_t>(kDeltaTokens, end - begin));
+    load_tokens(args, begin, count, head, tokens);
+    int col = 0;
+    for (; col + 32 <= dim; col += 32) update_all<2>(args, begin, count, value_col, col, state, tokens);
+    if (col < dim) update_all<1>(args, begin, count, value_col, col, state, tokens);
+    for (int t = 0; t < count; ++t) {
+      normalize(tokens.read[t], dim, args.norm_weight, args.norm_eps);
+      for (int c = 0; c < dim; c += 16) {
+        const int64_t at = int64_t{head} * dim + c;
+        out.store(begin + t, at, mul(load_floats(tokens.read[t] + c), activate(gates.load(begin + t, at), PAGED_SILU)));
+      }
+    }
+  }
+}
+
+// Cost of a token and head, in byte multiply-adds (pool.h): about 1.2 us at 128 keys and values.
+inline int64_t delta_cost(const paged_gated_delta_args& args) { return int64_t{40} * args.key_dim * args.value_dim; }
+
+}  // namespace
+}  // namespace paged

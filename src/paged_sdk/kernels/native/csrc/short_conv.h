@@ -1,0 +1,63 @@
+// Convolves the tokens of a step causally, each channel by itself, in one pass from the kept inputs of earlier steps to
+// those that the next step needs.
+#pragma once
+
+#include <algorithm>
+
+#include "activations.h"
+#include "functions.h"
+#include "linear.h"
+
+namespace paged {
+namespace {
+
+constexpr int kConvChannels = 128;  // per item: the window of their inputs takes 4 KB at most
+constexpr int kMostTaps = 8;
+
+// Returns what storing and loading in a dtype makes of numbers.
+inline Floats rounded_to(int32_t dtype, Floats v) {
+  if (dtype == PAGED_FLOAT32) return v;
+  alignas(64) uint16_t halves[16];
+  const Output out{halves, 0, dtype, {}};
+  out.store(0, 0, v);
+  return Matrix{halves, 0, dtype}.load(0, 0);
+}
+
+// Computes up to kConvChannels channels of a row, from `first` on.
+inline void convolve_row(const paged_short_conv_args& args, int64_t row, int first) {
+  alignas(64) float inputs[kMostTaps][kConvChannels];  // a ring: the input at place p of the row is in p % taps
+  const int taps = args.taps, kept = taps - 1, channels = args.channels, dtype = args.dtype;
+  const int count = std::min(kConvChannels, channels - first);
+  const Matrix x{args.x, args.x_stride, dtype}, gate_in{args.gate_in, args.x_stride, dtype},
+      gate_out{args.gate_out, args.x_stride, dtype}, earlier{args.pool, channels, dtype};
+  const Output out{args.out, channels, dtype, {}}, later{args.pool, channels, dtype, {}};
+  const int64_t state = args.rows.slots[row] * kept;
+  for (int p = 0; p < kept; ++p)
+    for (int c = 0; c < count; c += 16)
+      store_floats(inputs[p] + c, args.rows.is_new[row] != 0 ? zero_floats() : earlier.load(state + p, first + c));
+  const int64_t begin = args.rows.first_tokens[row], length = args.rows.first_tokens[row + 1] - begin;
+  for (int64_t t = 0; t < length; ++t) {
+    const float* window[kMostTaps];
+    for (int k = 0; k < taps; ++k) window[k] = inputs[(t + k) % taps];
+    float* const newest = inputs[(t + kept) % taps];
+    for (int c = 0; c < count; c += 16) {
+      const int col = first + c;
+      Floats v = x.load(begin + t, col);
+      if (args.gate_in != nullptr) v = rounded_to(dtype, mul(gate_in.load(begin + t, col), v));
+      store_floats(newest + c, v);
+      Floats sum = zero_floats();
+      for (int k = 0; k < taps; ++k)
+        sum = fma(load_floats(args.weight + static_cast<int64_t>(k) * channels + col), load_floats(window[k] + c), sum);
+      if (args.bias != nullptr) sum = add(sum, load_floats(args.bias + col));
+      if (args.silu != 0) sum = activate(rounded_to(dtype, sum), PAGED_SILU);
+      if (args.gate_out != nullptr) sum = mul(gate_out.load(begin + t, col), rounded_to(dtype, sum));
+      out.store(begin + t, col, sum);
+    }
+  }
+  for (int p = 0; p < kept; ++p)
+    for (int c = 0; c < count; c += 16)
+      later.store(state + p, first + c, load_floats(inputs[(length + p) % taps] + c));
+}
+
+}  // namespace
+}  // namespace paged

@@ -1,0 +1,178 @@
+"""Computes recurrent layers between their projections, each in one native call for all rows of a step.
+
+A token's result depends neither on how its sequence was cut into steps nor on the other rows.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.linear import check_matrix, float_vector, pointer
+from paged_sdk.kernels.native.structures import WEIGHT_DTYPES
+from paged_sdk.kernels.native.structures_recurrent import GatedDelta, RecurrentTokens, ShortConv
+
+__all__ = ["NativeGatedDelta", "NativeRecurrentRows", "NativeShortConv"]
+
+_WIDTH: Final = 16
+_MOST_TAPS: Final = 8
+_MOST_DIM: Final = 256
+
+
+class NativeRecurrentRows:
+    """Holds a step's rows in the kernels' form, and the threads that compute them.
+
+    :param slots: ``[num_rows]`` int64, contiguous: the slot of each row's state
+    :param is_new: ``[num_rows]`` bool, contiguous: whether the state before the row is zero
+    :param lengths: number of tokens of each row, at least 1
+    """
+
+    def __init__(self, workspace: Workspace, slots: Tensor, is_new: Tensor, lengths: tuple[int, ...]) -> None:
+        self.workspace = workspace
+        self.num_tokens: int = sum(lengths)
+        self._kept = slots, is_new, np.cumsum((0, *lengths), dtype=np.int64)
+        self.args: RecurrentTokens = RecurrentTokens(
+            slots=slots.data_ptr(),
+            is_new=is_new.data_ptr(),
+            first_tokens=self._kept[2].ctypes.data,
+            num_rows=len(lengths),
+        )
+
+
+class NativeShortConv:
+    """Computes a causal convolution of each channel by itself, with the gates before and after it and its activation.
+
+    :param weight: ``[channels, kernel_size]``
+    :param bias: ``[channels]`` or None
+    :param silu: whether SiLU follows the convolution
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, silu: bool) -> None:
+        self._channels, self._taps = weight.shape
+        self._weight = weight.to(torch.float32).mT.contiguous()
+        self._bias = float_vector("bias", bias, self._channels)
+        self._silu = silu
+
+    @staticmethod
+    def serves(weight: Tensor) -> bool:
+        """Return whether the kernel has this size and dtype."""
+        channels, taps = weight.shape
+        return weight.dtype in WEIGHT_DTYPES and channels % _WIDTH == 0 and taps <= _MOST_TAPS
+
+    def forward(
+        self, x: Tensor, pool: Tensor, rows: NativeRecurrentRows, gates: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Compute ``gates[1] * conv(gates[0] * x)``, and keep each sequence's last inputs.
+
+        :param x: ``[num_tokens, channels]`` float32, bfloat16 or float16, as are the gates
+        :param pool: ``[num_slots, kernel_size - 1, channels]`` of the same dtype, contiguous, changed in place
+        :returns: ``[num_tokens, channels]``, contiguous
+        :raises ConfigError: shapes, dtypes or strides do not fit
+        """
+        inputs: tuple[Tensor, ...] = (x,) if gates is None else (x, *gates)
+        if len({each.stride() for each in inputs}) > 1:
+            inputs = tuple(each.contiguous() for each in inputs)
+        for each in inputs:
+            check_matrix("x", each, (rows.num_tokens, self._channels), (pool.dtype,))
+        _check_pool(pool, (self._taps - 1, self._channels), x.dtype)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        args = ShortConv(
+            rows=rows.args,
+            x=inputs[0].data_ptr(),
+            weight=self._weight.data_ptr(),
+            bias=pointer(self._bias),
+            pool=pool.data_ptr(),
+            out=out.data_ptr(),
+            x_stride=inputs[0].stride(0),
+            channels=self._channels,
+            taps=self._taps,
+            silu=self._silu,
+            dtype=WEIGHT_DTYPES[x.dtype],
+            num_threads=rows.workspace.num_threads,
+        )
+        if gates is not None:
+            args.gate_in, args.gate_out = (each.data_ptr() for each in inputs[1:])
+        library = rows.workspace.library
+        library.functions.paged_short_conv(library.level, byref(args))
+        return out
+
+
+class NativeGatedDelta:
+    """Computes the gated delta rule, and its output's norm and gates.
+
+    :param num_key_heads: heads of queries, and of keys
+    :param rate: ``[num_value_heads]``: each head's rate of decay
+    :param step_bias: ``[num_value_heads]``: added to decays before softplus
+    :param norm_weight: ``[value_dim]``: of the RMSNorm of each head's output
+    """
+
+    def __init__(
+        self,
+        num_key_heads: int,
+        key_dim: int,
+        *,
+        rate: Tensor,
+        step_bias: Tensor,
+        norm_weight: Tensor,
+        norm_eps: float,
+    ) -> None:
+        heads, dim = len(rate), len(norm_weight)
+        self._state = heads, key_dim, dim
+        self._width = heads * dim
+        self._channels = 2 * num_key_heads * key_dim + self._width
+        self._rate, self._step_bias = float_vector("rate", rate, heads), float_vector("step_bias", step_bias, heads)
+        self._norm_weight = float_vector("norm_weight", norm_weight, dim)
+        self._args = GatedDelta(
+            rate=pointer(self._rate),
+            step_bias=pointer(self._step_bias),
+            norm_weight=pointer(self._norm_weight),
+            norm_eps=norm_eps,
+            key_heads=num_key_heads,
+            value_heads=heads,
+            key_dim=key_dim,
+            value_dim=dim,
+        )
+
+    @staticmethod
+    def serves(dtype: torch.dtype, key_dim: int, value_dim: int) -> bool:
+        """Return whether the kernel has these sizes and this dtype."""
+        return dtype in WEIGHT_DTYPES and all(dim % _WIDTH == 0 and dim <= _MOST_DIM for dim in (key_dim, value_dim))
+
+    def forward(self, inputs: Tensor, rates: Tensor, gates: Tensor, pool: Tensor, rows: NativeRecurrentRows) -> Tensor:
+        """Apply the rule to the tokens of each sequence, and keep the states.
+
+        :param inputs: ``[num_tokens, channels]`` float32, bfloat16 or float16: queries, keys and values
+        :param rates: ``[num_tokens, 2 * num_value_heads]`` of the same dtype: write strengths before the sigmoid, and
+            decays before step_bias and softplus
+        :param gates: ``[num_tokens, num_value_heads * value_dim]`` of the same dtype, before SiLU
+        :param pool: ``[num_slots, num_value_heads, key_dim, value_dim]`` float32, contiguous, changed in place
+        :returns: like ``gates``, contiguous
+        :raises ConfigError: shapes, dtypes or strides do not fit
+        """
+        heads, tokens, own = self._state[0], rows.num_tokens, (inputs.dtype,)
+        check_matrix("inputs", inputs, (tokens, self._channels))
+        check_matrix("rates", rates, (tokens, 2 * heads), own)
+        check_matrix("gates", gates, (tokens, self._width), own)
+        _check_pool(pool, self._state, torch.float32)
+        out = torch.empty(gates.shape, dtype=gates.dtype)
+        args, library = self._args, rows.workspace.library
+        args.rows = rows.args
+        args.inputs, args.inputs_stride = inputs.data_ptr(), inputs.stride(0)
+        args.rates, args.rates_stride = rates.data_ptr(), rates.stride(0)
+        args.gates, args.gates_stride = gates.data_ptr(), gates.stride(0)
+        args.pool, args.out = pool.data_ptr(), out.data_ptr()
+        args.dtype, args.num_threads = WEIGHT_DTYPES[inputs.dtype], rows.workspace.num_threads
+        library.functions.paged_gated_delta(library.level, byref(args))
+        return out
+
+
+def _check_pool(pool: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if pool.shape[1:] != shape or pool.dtype is not dtype or not pool.is_contiguous():
+        found = f"{pool.dtype} {tuple(pool.shape)}"
+        raise ConfigError.of("pool", found, f"contiguous {dtype} [num_slots, {', '.join(map(str, shape))}]")

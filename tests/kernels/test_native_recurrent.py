@@ -1,0 +1,187 @@
+"""Recurrent layers in one native call each, against torch operations in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from native_weights import every_level, needs_library, workspace
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.gated_delta import gated_delta_rule
+from paged_sdk.kernels.native.recurrent import NativeGatedDelta, NativeRecurrentRows, NativeShortConv
+from paged_sdk.kernels.recurrent_step import RecurrentRows
+from paged_sdk.kernels.short_conv import short_conv
+
+pytestmark = needs_library
+
+CPU: Final = torch.device("cpu")
+NUM_SLOTS: Final = 5
+EPS: Final = 1e-6
+KEY_HEADS, VALUE_HEADS = 2, 4
+# Slot, tokens before and tokens of each row.
+STEPS: Final = {
+    "decodes": [(3, 4, 1), (0, 0, 1), (2, 9, 1)],
+    "mixed": [(4, 0, 37), (1, 5, 1), (0, 0, 1), (3, 7, 2)],
+    "prefill": [(2, 0, 130)],
+}
+ROUNDING: Final = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+every_dtype = pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+
+
+def rows_of(step: Sequence[tuple[int, int, int]], isa: str | None = None, num_threads: int = 1) -> RecurrentRows:
+    slots, starts, lengths = zip(*step, strict=True)
+    return RecurrentRows(slots, starts, lengths, device=CPU, workspace=workspace(isa, num_threads))
+
+
+def native(rows: RecurrentRows) -> NativeRecurrentRows:
+    assert rows.native is not None
+    return rows.native
+
+
+def close(got: Tensor, expected: Tensor, *, times: float = 1.0) -> None:
+    tolerance = ROUNDING[got.dtype] * times
+    torch.testing.assert_close(got.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+class Delta:
+    """Makes random inputs of the rule, and computes what it is to return."""
+
+    def __init__(self, num_tokens: int, dtype: torch.dtype, key_dim: int, value_dim: int) -> None:
+        generator = torch.Generator().manual_seed(num_tokens + key_dim)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator)
+
+        self.key_dim = key_dim
+        self.width = VALUE_HEADS * value_dim
+        self.channels = 2 * KEY_HEADS * key_dim + self.width
+        # As in a model, gates are a part of the projection that the inputs come from.
+        projected = random(num_tokens, self.channels + self.width).to(dtype)
+        self.inputs, self.gates = torch.split(projected, [self.channels, self.width], -1)
+        self.rates = (random(num_tokens, 2 * VALUE_HEADS) * 3).to(dtype)
+        self.rate, self.step_bias, self.norm_weight = random(VALUE_HEADS).exp(), random(VALUE_HEADS), random(value_dim)
+        self.pool = random(NUM_SLOTS, VALUE_HEADS, key_dim, value_dim)
+        self.native = NativeGatedDelta(
+            KEY_HEADS,
+            key_dim,
+            rate=self.rate,
+            step_bias=self.step_bias,
+            norm_weight=self.norm_weight,
+            norm_eps=EPS,
+        )
+
+    def expected(self, pool: Tensor, rows: RecurrentRows) -> Tensor:
+        size = KEY_HEADS * self.key_dim
+        query, key, value = torch.split(self.inputs.double(), [size, size, self.width], -1)
+        strength, decay = self.rates.double().chunk(2, -1)
+        read = gated_delta_rule(
+            query.unflatten(-1, (KEY_HEADS, -1)),
+            key.unflatten(-1, (KEY_HEADS, -1)),
+            value.unflatten(-1, (VALUE_HEADS, -1)),
+            -self.rate * F.softplus(decay + self.step_bias),
+            strength.sigmoid(),
+            pool,
+            rows,
+        )
+        normed = F.rms_norm(read, read.shape[-1:], self.norm_weight.double(), EPS)
+        return normed.flatten(1) * F.silu(self.gates.double())
+
+
+@every_level
+@every_dtype
+@every_step
+@pytest.mark.parametrize("taps", [2, 4])
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_short_conv(
+    isa: str, dtype: torch.dtype, step: list[tuple[int, int, int]], taps: int, *, is_gated: bool
+) -> None:
+    channels, num_tokens = 208, sum(row[2] for row in step)
+    generator = torch.Generator().manual_seed(taps)
+    b, c, x = torch.randn(num_tokens, 3 * channels, generator=generator).to(dtype).chunk(3, -1)
+    weight = torch.randn(channels, taps, generator=generator).to(dtype)
+    bias = torch.randn(channels, generator=generator).to(dtype) if is_gated else None
+    pool = torch.randn(NUM_SLOTS, taps - 1, channels, generator=generator).to(dtype)
+    wide, rows = pool.double(), rows_of(step, isa)
+    conv = NativeShortConv(weight, bias, silu=not is_gated)
+    got = conv.forward(x, pool, native(rows), (b, c) if is_gated else None)
+    inputs = b * x if is_gated else x  # rounded
+    wide_bias = None if bias is None else bias.double()
+    expected = short_conv(inputs.double(), weight.double(), wide_bias, wide, rows)
+    close(got, c.double() * expected if is_gated else F.silu(expected), times=4)
+    assert torch.equal(pool.double(), wide)
+
+
+@every_level
+@every_dtype
+@every_step
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 48), (128, 32)])
+def test_gated_delta(
+    isa: str, dtype: torch.dtype, step: list[tuple[int, int, int]], key_dim: int, value_dim: int
+) -> None:
+    delta = Delta(sum(row[2] for row in step), dtype, key_dim, value_dim)
+    rows, wide = rows_of(step, isa), delta.pool.double()
+    expected = delta.expected(wide, rows)
+    got = delta.native.forward(delta.inputs, delta.rates, delta.gates, delta.pool, native(rows))
+    close(got, expected, times=20 if dtype is torch.float32 else 2)
+    close(delta.pool, wide, times=20)
+
+
+def test_neither_cuts_nor_company_nor_threads_change_a_bit() -> None:
+    delta, channels = Delta(60, torch.bfloat16, 64, 64), 64
+    weight = torch.randn(channels, 4, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    conv = NativeShortConv(weight, None, silu=True)
+
+    def run(parts: Sequence[list[tuple[int, int, int]]], num_threads: int = 1) -> list[Tensor]:
+        """Compute tokens 0 to 39 in slot 1 and the others in slot 2."""
+        pools = torch.zeros(NUM_SLOTS, 3, channels, dtype=torch.bfloat16), torch.zeros_like(delta.pool)
+        outs = torch.empty(60, channels, dtype=torch.bfloat16), torch.empty_like(delta.gates)
+        for step in parts:
+            rows = native(rows_of(step, num_threads=num_threads))
+            tokens = torch.cat([torch.arange(start, start + n) + (0 if slot == 1 else 40) for slot, start, n in step])
+            inputs, gates = delta.inputs[tokens], delta.gates[tokens]
+            outs[0][tokens] = conv.forward(inputs[:, :channels], pools[0], rows)
+            outs[1][tokens] = delta.native.forward(inputs, delta.rates[tokens], gates, pools[1], rows)
+        return [*outs, *pools]
+
+    whole = run([[(1, 0, 40), (2, 0, 20)]])
+    assert all(each.isfinite().all() for each in whole)
+    for parts in (
+        [[(1, 0, 40)], [(2, 0, 20)]],
+        [[(2, 0, 3)], [(2, 3, 17), (1, 0, 17)], [(1, 17, 1)], [(1, 18, 22)]],
+    ):
+        assert all(map(torch.equal, run(parts), whole))
+    assert all(map(torch.equal, run([[(1, 0, 40), (2, 0, 20)]], num_threads=2), whole))
+
+
+def test_what_is_not_finite_stays_in_its_row() -> None:
+    delta = Delta(3, torch.float32, 32, 32)
+    rows = native(rows_of(STEPS["decodes"]))
+    expected = delta.native.forward(delta.inputs, delta.rates, delta.gates, delta.pool.clone(), rows)
+    delta.inputs[1] = torch.nan
+    got = delta.native.forward(delta.inputs, delta.rates, delta.gates, delta.pool, rows)
+    assert got[1].isnan().all()
+    assert torch.equal(got[[0, 2]], expected[[0, 2]])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    assert not NativeShortConv.serves(torch.ones(24, 4))
+    assert not NativeShortConv.serves(torch.ones(32, 9))
+    assert not NativeShortConv.serves(torch.ones(32, 4, dtype=torch.float64))
+    assert not NativeGatedDelta.serves(torch.float32, 128, 264)
+    assert not NativeGatedDelta.serves(torch.float64, 128, 128)
+    rows, conv = native(rows_of(STEPS["decodes"])), NativeShortConv(torch.ones(32, 4), None, silu=False)
+    with pytest.raises(ConfigError, match="x"):
+        conv.forward(torch.ones(2, 32), torch.ones(NUM_SLOTS, 3, 32), rows)
+    with pytest.raises(ConfigError, match="pool"):
+        conv.forward(torch.ones(3, 32), torch.ones(NUM_SLOTS, 4, 32), rows)
+    delta = Delta(3, torch.float32, 32, 32)
+    with pytest.raises(ConfigError, match="rates"):
+        delta.native.forward(delta.inputs, delta.rates.half(), delta.gates, delta.pool, rows)
+    with pytest.raises(ConfigError, match="pool"):
+        delta.native.forward(delta.inputs, delta.rates, delta.gates, delta.pool.double(), rows)
