@@ -26,6 +26,7 @@ BASES: Final[dict[str, tuple[dict[str, Any], list[str]]]] = {
     "roberta": ({"pad_token_id": 1}, ["query", "value"]),
     "mpnet": ({"pad_token_id": 1}, ["q", "v"]),
     "distilbert": ({}, ["q_lin", "v_lin"]),
+    "albert": ({}, ["query", "value"]),
     "deberta-v2": (DEBERTA_V3, ["query_proj", "value_proj"]),
 }
 
@@ -107,6 +108,41 @@ def test_poolers_may_come_along(tmp_path: Path) -> None:
             return logits_of(await model.rank(QUERY, DOCUMENTS, adapter="a"))
 
     assert asyncio.run(run()) == pytest.approx(expected, abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("bert", {"target_modules": "all-linear"}),
+        ("bert", {"target_modules": ["dense"], "use_dora": True}),
+        ("deberta-v2", {"target_modules": "all-linear"}),
+        ("albert", {"target_modules": "all-linear"}),
+        ("roberta", {"target_modules": ["query", "dense"]}),
+    ],
+)
+def test_poolers_may_be_targets(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """They compute texts, not tokens."""
+    base = judged(make_base(family, tmp_path / "base"), family)
+    made = adapted(make_base(family, tmp_path / "base"), family, tmp_path / "adapter", seed=0, **options)
+    expected = judged(made, family)
+
+    async def run() -> None:
+        async with builder_of(tmp_path / "base").with_adapter(tmp_path / "adapter", name="a").build() as model:
+            with_adapter, without = await asyncio.gather(
+                model.rank(QUERY, DOCUMENTS, adapter="a"), model.rank(QUERY, DOCUMENTS)
+            )
+            assert logits_of(with_adapter) == pytest.approx(expected, abs=2e-5)
+            assert logits_of(without) == pytest.approx(base, abs=2e-5)
+
+    asyncio.run(run())
+    weights = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    pooler = [name for name in tensors if "pooler" in name and "lora_A" in name]
+    assert len(pooler) == (family != "roberta")  # its ranking layers are trained as a whole
+    if pooler:
+        save_file(tensors | {pooler[0]: torch.zeros(4, 3)}, weights)
+        with pytest.raises(AdapterError, match=r"pooler.*updates a matrix of shape \[64, 3\], .* has \[64, 64\]"):
+            asyncio.run(_build(builder_of(tmp_path / "base").with_adapter(tmp_path / "adapter")))
 
 
 def test_other_heads_are_refused(tmp_path: Path) -> None:
