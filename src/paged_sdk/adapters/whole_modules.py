@@ -29,8 +29,7 @@ def fit_whole(adapter: Adapter, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the adapter's tensors by the model's names, as the model holds its own: same device and dtype.
 
     :param own: the tensors of the model's ranking layers, which are the only ones that an adapter may replace
-    :raises AdapterError: the adapter replaces another module, or one of another shape, or a part of a module, or updates
-        a matrix of another shape
+    :raises AdapterError: the adapter replaces another module, or a part of a module, or a tensor's shape is another
     """
     names = {plain_name(name): name for name in own}
     found: dict[str, Tensor] = {}
@@ -77,12 +76,8 @@ def _updated(adapter: Adapter, update: ModuleUpdate, weight: Tensor) -> Tensor:
             tensor=update.tensor,
             value=shape,
         )
-    up, down, magnitude = (
-        None if each is None else each.to(weight.device, torch.float32)
-        for each in (update.up, update.down, update.magnitude)
-    )
-    assert up is not None and down is not None
+    up, down = (side.to(weight.device, torch.float32) for side in (update.up, update.down))
     whole = torch.addmm(weight.float(), up, down, alpha=update.scale)
-    if magnitude is not None:
-        whole *= (magnitude / torch.linalg.vector_norm(whole, dim=1))[:, None]
+    if update.magnitude is not None:
+        whole *= (update.magnitude.to(whole) / torch.linalg.vector_norm(whole, dim=1))[:, None]
     return whole.to(weight.dtype)
