@@ -300,7 +300,7 @@ class Model(ModelFacts):
             KV depends on (tools, adapter, cache salt, and what the chat template sees), and priority and timeout
         :returns: an async context manager, which releases the prefix on exit
         :raises InvalidRequestError: a malformed request, or a model without paged attention or without prefix cache
-        :raises PinLimitError: too much of the pool would be pinned
+        :raises PinLimitError: too much of the pool would be pinned, or the model has recurrent layers
         :raises ContextLengthError: the prefix does not fit
         :raises RequestError: as for :meth:`embed`
         """

@@ -64,7 +64,7 @@ class Pins:
         hashes = [*table.hashes, *rest]
         if not self.limit:
             raise PinLimitError(
-                "nothing can be pinned: that takes a prefix cache of blocks in a pool, and a model without recurrent layers",
+                "nothing can be pinned: that takes a prefix cache of blocks, and a model without recurrent layers",
                 request_id=sequence.request.request_id,
                 num_blocks=len(hashes),
             )
