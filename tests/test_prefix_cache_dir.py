@@ -36,6 +36,7 @@ from paged_sdk import (
     embedded_model_path,
 )
 from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.runner import stored_blocks
 
 BLOCK: Final = 4
 PROMPT: Final = [(5 * i * i + 1) % 500 + 3 for i in range(75)]
@@ -138,6 +139,23 @@ async def test_what_has_left_the_pool_comes_back(tiny_checkpoint: Path, tmp_path
         for other in others:
             await ask(model, other)
         assert cached(await ask(model)) == 0
+
+
+@pytest.mark.anyio
+async def test_a_prompt_larger_than_the_memory_for_reading(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a prompt is read in parts, nothing else runs whose step would take the parts into the pool."""
+    builder = builder_of(tiny_checkpoint).with_prefix_cache_dir(tmp_path)
+    async with builder.build() as model:
+        expected = said(await ask(model))
+    size = stored(tmp_path)[0].stat().st_size
+    monkeypatch.setattr(stored_blocks, "_MOST_PER_READ", 2 * size)
+    monkeypatch.setattr(stored_blocks, "_MOST_UNUSED", 4 * size)
+    async with builder.build() as model:
+        with anyio.fail_after(20):
+            answer = await ask(model)
+        assert (said(answer), cached(answer)) == (expected, WHOLE)
 
 
 @pytest.mark.anyio

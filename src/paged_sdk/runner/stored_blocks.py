@@ -129,9 +129,7 @@ class StoredBlocks:
         return [each.places for each in ready]
 
     def restore(self, blocks: Sequence[StoredBlock]) -> None:
-        """Fill blocks of the pool with content that :meth:`take_ready` has announced, and free the memory of all that
-        it has announced.
-        """
+        """Implement :meth:`BlockStore.restore`."""
         if not self._taken:
             return
         taken, self._taken = self._taken, []
