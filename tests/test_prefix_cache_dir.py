@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -37,6 +38,7 @@ from paged_sdk import (
 )
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.runner import stored_blocks
+from paged_sdk.runner.block_files import BlockFiles
 
 BLOCK: Final = 4
 PROMPT: Final = [(5 * i * i + 1) % 500 + 3 for i in range(75)]
@@ -156,6 +158,24 @@ async def test_a_prompt_larger_than_the_memory_for_reading(
         with anyio.fail_after(20):
             answer = await ask(model)
         assert (said(answer), cached(answer)) == (expected, WHOLE)
+
+
+@pytest.mark.anyio
+async def test_a_disk_that_does_not_answer(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = builder_of(tiny_checkpoint).with_prefix_cache_dir(tmp_path).with_max_num_seqs(1)
+    async with builder.build() as model:
+        expected = said(await ask(model))
+    leave = threading.Event()
+    monkeypatch.setattr(stored_blocks, "_MOST_SECONDS", 0.1)
+    monkeypatch.setattr(BlockFiles, "read", lambda self, digest, pieces: leave.wait(20) and False)
+    async with builder.build() as model:
+        with anyio.fail_after(10):
+            for _ in range(2):
+                answer = await ask(model)
+                assert said(answer) == expected
+        leave.set()
 
 
 @pytest.mark.anyio

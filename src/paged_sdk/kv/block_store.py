@@ -28,7 +28,8 @@ class BlockReader(Protocol):
 
     def take_ready(self) -> list[Collection[bytes]]:
         """Return which blocks have been read by the calls of :meth:`read` that have ended since the last call, in the
-        order of these calls. Their content is kept until it is put into the pool, before the next step.
+        order of these calls. Every call ends, whatever the disk does. The blocks' content is kept until it is put into
+        the pool, before the next step.
         """
         ...
 
