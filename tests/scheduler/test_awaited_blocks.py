@@ -130,6 +130,22 @@ def test_a_seat_is_kept_while_blocks_are_read() -> None:
     assert len(store_of(own).to_read) == 1
 
 
+def test_nothing_is_read_before_there_is_memory_for_it() -> None:
+    own = harness(num_blocks=8)
+    after_a_restart(own)
+    running = own.add([0] * 10, max_tokens=12)
+    own.step()
+    again = own.add(PROMPT, max_tokens=3)
+    while running.num_output_tokens < 6:
+        own.step()
+    assert store_of(own).num_reads == 0
+    assert again.status is SequenceStatus.WAITING
+    own.run()
+    assert store_of(own).num_reads == 1
+    assert again.num_cached_tokens == 12
+    own.check_end()
+
+
 def test_a_read_that_nobody_waits_for_still_serves_the_next() -> None:
     own = harness()
     after_a_restart(own)

@@ -95,10 +95,12 @@ class Admission:
             if num_free <= 0:
                 return
             prefix = self._kv.match(sequence.table, sequence.token_ids)
-            if prefix.awaited or self._awaited.must_wait(sequence, prefix):
+            if prefix.awaited:
                 continue
             num_growing = self._config.max_num_seqs - num_seats + sequence.num_choices - 1 + num_taken
             if sequence.num_choices <= num_free and self._fits(sequence, prefix, num_growing):
+                if self._awaited.must_wait(sequence, prefix):
+                    continue
                 yield sequence, prefix
                 if sequence.status is SequenceStatus.RUNNING:
                     num_seats -= sequence.num_choices
