@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -268,6 +269,33 @@ async def test_other_weights_or_settings_find_nothing(tiny_checkpoint: Path, tmp
 
 
 @pytest.mark.anyio
+async def test_other_weights_in_files_of_the_same_age_find_nothing(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Some ways of packing give every file the same time, and weights of one shape have files of one size."""
+    other = tiny.make_checkpoint("llama", tmp_path / "other", seed=5)
+    sizes = []
+    for checkpoint in (shutil.copytree(tiny_checkpoint, tmp_path / "one"), other):
+        for file in checkpoint.iterdir():
+            os.utime(file, (1, 1))
+        sizes.append({file.name: file.stat().st_size for file in checkpoint.iterdir()})
+        async with builder_of(checkpoint).with_prefix_cache_dir(tmp_path / "kv").build() as model:
+            assert cached(await ask(model)) == 0
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.anyio
+async def test_weights_are_requantized_without_files_that_are_gone(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Some words to calibrate with. " * 40)
+    builder = builder_of(tiny_checkpoint).with_isq(IsqType.Q8_0).with_calibration_file(text)
+    async with builder.with_prefix_cache_dir(tmp_path / "kv").build() as model:
+        await ask(model)
+        text.unlink()
+        await model.re_isq_model(IsqType.Q4K)
+        assert cached(await ask(model)) == 0
+        assert cached(await ask(model)) == WHOLE
+
+
+@pytest.mark.anyio
 async def test_requantized_weights_have_blocks_of_their_own(tiny_checkpoint: Path, tmp_path: Path) -> None:
     builder = builder_of(tiny_checkpoint).with_prefix_cache_dir(tmp_path)
     async with builder.build() as model:
@@ -386,6 +414,10 @@ async def test_what_does_not_go_together_is_refused(
         plain.with_prefix_cache_dir(tmp_path, 0)
     with pytest.raises(ConfigError, match=r"with_prefix_cache_dir.*directory to write to"):
         await plain.with_prefix_cache_dir(Path(__file__)).build()
+    with monkeypatch.context() as patch:
+        patch.setenv("MISTRALRS_PREFIX_CACHE_DIR", __file__)
+        with pytest.raises(ConfigError, match=r"MISTRALRS_PREFIX_CACHE_DIR.*directory to write to"):
+            await plain.build()
     # A variable may be meant for another model of the process.
     monkeypatch.setenv("MISTRALRS_PREFIX_CACHE_DIR", str(tmp_path))
     with caplog.at_level(logging.INFO, logger="paged_sdk"):

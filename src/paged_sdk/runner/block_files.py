@@ -47,10 +47,13 @@ class BlockFiles:
     :param directory: the directory that models share
     :param identity: a hash of everything that KV depends on, besides what the blocks' hashes are of
     :param max_bytes: the size of the directory from which on the files that were unused for longest are removed
+    :param setting: what named the directory, for errors
     :raises ConfigError: the directory cannot be made or written to
     """
 
-    def __init__(self, directory: Path, identity: str, *, max_bytes: int) -> None:
+    def __init__(
+        self, directory: Path, identity: str, *, max_bytes: int, setting: str = "with_prefix_cache_dir"
+    ) -> None:
         self._directory = directory
         self._own = directory / (_OF_MODEL + identity)
         self._max_bytes = max_bytes
@@ -63,7 +66,7 @@ class BlockFiles:
         except (OSError, ValueError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             allowed = f"a directory to write to ({reason})"
-            raise ConfigError.of("with_prefix_cache_dir", str(directory), allowed) from error
+            raise ConfigError.of(setting, str(directory), allowed) from error
 
     def has(self, digest: bytes) -> bool:
         """Return whether there is a file for a block."""
