@@ -70,7 +70,7 @@ class SchedulerOutput:
     :ivar num_prompt_tokens: number of tokens in prefill chunks that start within a prompt; recomputed output does not
         count
     :ivar num_decodes: how many of the rows, the first ones, only decode
-    :ivar restores: blocks to fill with stored content; paged only
+    :ivar restores: blocks to fill with stored content; paged only. If nothing runs, there may be some without rows
     :ivar withheld: rows whose sequences wait for this step's result: see :meth:`Scheduler.withhold`
     """
 
