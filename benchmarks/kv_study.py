@@ -37,6 +37,7 @@ from paged_sdk import TextMessageRole, TextMessages, TextModelBuilder
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.paged import new_positions
 from paged_sdk.kernels.key_offsets import KEY_SPAN
+from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.models.key_offsets import key_offsets, span_offsets
@@ -150,9 +151,18 @@ class _RoundingStep(AttentionStep):
         self._study = study
         self._positions = positions
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None = None,
+        *,
+        relative: RelativeBias | None = None,
+    ) -> Tensor:
         key, value = self._study.rounded(layer, key, value, self._positions)
-        return self._step.forward(layer, query, key, value, sinks)
+        return self._step.forward(layer, query, key, value, sinks, relative=relative)
 
 
 class _RecordingBackend(_WrappedBackend):
@@ -176,9 +186,18 @@ class _RecordingStep(AttentionStep):
         self._step = step
         self._records = records
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None = None,
+        *,
+        relative: RelativeBias | None = None,
+    ) -> Tensor:
         self._records.rotated[layer] = query.clone(), key.clone()
-        return self._step.forward(layer, query, key, value, sinks)
+        return self._step.forward(layer, query, key, value, sinks, relative=relative)
 
     def rotate_and_forward(
         self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None

@@ -35,6 +35,7 @@ from paged_sdk.models.family import supported_families
 from paged_sdk.models.transformers_door.loading import TransformersDoor, open_door
 from paged_sdk.models.transformers_door.model import TransformersModel
 from paged_sdk.types.step import StepRow
+from paged_sdk.vision.family import vision_families
 from paged_sdk.weights.safetensors.source import SafetensorsSource
 
 __all__ = ["PROMPTS", "encoder_table", "greedy", "greedy_of_transformers", "image_table", "judge", "share", "table"]
@@ -174,7 +175,7 @@ def image_table(outcomes: Sequence[Outcome]) -> str:
         f"{count[Verdict.RUNS]} run, {count[Verdict.REFUSED]} are refused, and {count[Verdict.UNTRIED]} could not be "
         "tried with tiny models.",
         "",
-        *_rows(outcomes, image_class_of),
+        *_rows(outcomes, image_class_of, of_images=True),
     ]
     return "\n".join(lines)
 
@@ -191,8 +192,11 @@ def encoder_table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _rows(outcomes: Sequence[Outcome], class_of: Callable[[str], Any]) -> list[str]:
-    """Return the table of outcomes, one row per class."""
+def _rows(outcomes: Sequence[Outcome], class_of: Callable[[str], Any], *, of_images: bool = False) -> list[str]:
+    """Return the table of outcomes, one row per class.
+
+    :param of_images: whether the outcomes are those of prompts with images
+    """
     native = supported_families()
     rows = ["| `model_type` | class | runs |", "|---|---|---|"]
     for outcome in outcomes:
@@ -200,6 +204,8 @@ def _rows(outcomes: Sequence[Outcome], class_of: Callable[[str], Any]) -> list[s
         how = "through transformers' class" if verdict is Verdict.RUNS else f"{verdict.value}: {outcome.reason}"
         if outcome.model_type in native:
             how = "own decoder"
+            if of_images and verdict is not Verdict.RUNS and outcome.model_type not in vision_families():
+                how = "own decoder, for text alone"
         rows.append(f"| `{outcome.model_type}` | {class_of(outcome.model_type).__name__} | {how} |")
     return rows
 

@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import pytest
 import torch
 from attrs import evolve, frozen
+from transformers import PreTrainedModel
 
 from adapter_files import write_adapter
 from arrivals import wait_for_requests
@@ -103,6 +104,7 @@ MODES: Final = (
     "contiguous",
     "paged, preempted",
     "FP8, preempted",
+    "paged, preempted, pinned",
     "FP8, preempted, stored",
     "paged, two ranks",
     "contiguous, two ranks",
@@ -116,6 +118,9 @@ REFUSED_BY_RANKS: Final[Mapping[str, type[PagedError]]] = {
 }
 """What a model of several ranks does not go together with, and what says so."""
 _PREEMPTED: Final = "preempted"
+_PINNED: Final = "pinned"
+_HELD: Final = "first one, second one, and the last of them"
+"""Is pinned: it takes a third of the small pool from the requests."""
 _STORED: Final = "stored"
 _RANKS: Final = "two ranks"
 _PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5)
@@ -170,14 +175,17 @@ def covering(num_cases: int) -> dict[tuple[str, str], list[Case]]:
     chosen: dict[tuple[str, str], list[Case]] = {}
     for proposer, mode in models:
         cases = random_order.sample(allowed[proposer], len(allowed[proposer]))
-        for _ in range(num_cases + 2 * (_PREEMPTED in mode)):
-            if missing:
+        own = chosen.setdefault((proposer, mode), [])
+        for num_left in reversed(range(num_cases + 2 * (_PREEMPTED in mode))):
+            # Where few are asked for, some must still be preempted: one text at least is to be cut short by nothing.
+            lacks_whole = _PREEMPTED in mode and not num_left and not any(case.is_whole for case in own)
+            if missing and not lacks_whole:
                 best = max(cases, key=lambda case: len(pairs(proposer, mode, case) & missing))
-            else:  # a text that nothing cuts short: where few are asked for, some must still be preempted
+            else:
                 best = next(case for case in cases if case.is_whole)
             cases.remove(best)
             missing -= pairs(proposer, mode, best)
-            chosen.setdefault((proposer, mode), []).append(best)
+            own.append(best)
     assert not missing, missing
     return chosen
 
@@ -222,19 +230,30 @@ class Matrix:
     The second of the prompts goes through an adapter.
 
     :param directory: the model's checkpoint
+    :param base: the checkpoint's model, if it is no llama
+    :param takes_drafts: whether the model takes drafts at all
     :param through: what requests go to a model through, those with drafts; None: nothing
     :ivar num_restored: how many tokens' KV came back from a directory
     :ivar counts: how many tokens each proposer has drafted, how many of these were accepted, and how many were forced
     """
 
-    def __init__(self, directory: Path, *, through: Through | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        base: PreTrainedModel | None = None,
+        takes_drafts: bool = True,
+        through: Through | None = None,
+    ) -> None:
         self._through = through
+        self._takes_drafts = takes_drafts
         self.counts: dict[str, Counter[str]] = {}
         self.num_restored: int = 0
         self._directory = directory
         self._stored = directory / "kv"
         builder = TextModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
-        self._builder = builder.with_adapter(write_adapter(directory / _ADAPTER, build_model("llama"), strength=0.05))
+        base = build_model("llama") if base is None else base
+        self._builder = builder.with_adapter(write_adapter(directory / _ADAPTER, base, strength=0.05))
         self._plain: dict[tuple[str, Case], list[Any]] = {}
         self._texts: dict[tuple[str, Case], list[str]] = {}
 
@@ -247,7 +266,7 @@ class Matrix:
         roomy = _plainly(mode)
         missing = [case for case in cases if (roomy, case) not in self._plain]
         if missing:
-            asyncio.run(self._run("none", NoDrafts(), roomy, missing, is_plain=True))
+            asyncio.run(self._run("none", self._make("none", roomy), roomy, missing, is_plain=True))
         asked = [case for case in cases if not case.is_refused(proposer)]
         refused = [case for case in CASES if case.is_refused(proposer)]
         answers, stats = asyncio.run(self._run(proposer, self._make(proposer, mode), mode, asked, refused))
@@ -289,10 +308,10 @@ class Matrix:
         with ranks_as_threads():
             load_parts(source, settings, read_environment({}), backends=backends).engine.close()
 
-    def _make(self, proposer: str, mode: str) -> Proposer:
+    def _make(self, proposer: str, mode: str) -> Proposer | None:
         match proposer:
             case "none":
-                return NoDrafts()
+                return NoDrafts() if self._takes_drafts else None
             case "suffix":
                 return drafting()
             case "prediction":
@@ -305,7 +324,7 @@ class Matrix:
     async def _run(
         self,
         name: str,
-        proposer: Proposer,
+        proposer: Proposer | None,
         mode: str,
         cases: Sequence[Case],
         refused: Sequence[Case] = (),
@@ -328,12 +347,16 @@ class Matrix:
                     options["prediction"] = f"{text[: len(text) // 3]}?{text[len(text) // 2 :]} and more"
                 return await model.send_completion_request(_PROMPTS[number], case.params, **options)
 
+            pin = await model.pin([{"role": "user", "content": _HELD}]) if _PINNED in mode else None
             asked = list(itertools.product(cases, range(len(_PROMPTS))))
             wait_for_requests(own, len(asked))  # so that they compete for memory
             responses = await asyncio.gather(*(ask(case, number) for case, number in asked))
             for case in refused:
                 with pytest.raises(InvalidRequestError, match="n_choices"):
                     await model.send_completion_request(_PROMPTS[0], case.params, prediction="a text")
+            if pin is not None:
+                assert pin.num_tokens == _SMALL.tokens / 3
+                await pin.aclose()
             stats = model.stats()
         found: dict[Case, list[Any]] = {case: [] for case in cases}
         for (case, _), response in zip(asked, responses, strict=True):

@@ -25,4 +25,12 @@ def span(
     if num_prompt_tokens is None:
         num_prompt_tokens = start + num_new_tokens if num_new_tokens > 1 else start
     seq_id = kv_ids[0] if seq_id is None else seq_id
-    return StepRow(seq_id, start, [0] * num_new_tokens, kv_ids, num_prompt_tokens, num_logits=num_new_tokens)
+    return StepRow(
+        seq_id,
+        start,
+        [0] * num_new_tokens,
+        kv_ids,
+        num_prompt_tokens,
+        num_logits=num_new_tokens,
+        state_slot=kv_ids[0],
+    )

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from compose import CASES, MODES, PROPOSERS, REFUSED_BY_RANKS, Case, Matrix, covering, pairs, with_table
+from test_recurrent_models import CONFIGS as RECURRENT
+from tiny import make_other_checkpoint
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "speculation.md"
 
@@ -30,6 +33,16 @@ def compare(directory: Path, chosen: Iterable[tuple[tuple[str, str], list[Case]]
 
 def test_all_pairs_of_settings_go_together(tiny_checkpoint: Path) -> None:
     compare(tiny_checkpoint, covering(2).items())
+
+
+@pytest.mark.parametrize("family", ["lfm2", pytest.param("qwen3_5_text", marks=pytest.mark.long)])
+def test_recurrent_layers_go_together_with_all_but_drafts_ranks_and_directories(family: str, tmp_path: Path) -> None:
+    checkpoint = make_other_checkpoint(family, tmp_path, **RECURRENT[family])
+    matrix = Matrix(checkpoint, base=AutoModelForCausalLM.from_pretrained(checkpoint), takes_drafts=False)
+    for (proposer, mode), cases in covering(2).items():
+        if proposer == "none" and "ranks" not in mode and "stored" not in mode:
+            assert matrix.compare(proposer, mode, cases) > 0
+    assert matrix.counts["none"]["drafted"] == 0
 
 
 @pytest.mark.long

@@ -33,6 +33,18 @@ __all__ = ["RANKING_TOKENS", "AdapterContent", "Checkpoints", "Configuration", "
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _TYPES: Final = ("Q4_0", "Q5_1", "Q8_0", "Q4K", "Q6K", "HQQ4", "AFQ4", "FP8", "NF4", "INT8")
 _VISION: Final = ("llava", "qwen2_vl", "gemma3")
+_RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {
+    "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16},
+    "qwen3_5_text": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+}
+"""Families with recurrent layers: they take no drafts, and the last bits of a row depend on the rows beside it."""
 _WIDE: Final = {"hidden_size": 256, "intermediate_size": 256}
 """Blocks of 256 weights need rows that are as long; narrower ones are quantized to another type."""
 _PROPOSERS: Final = (
@@ -123,10 +135,11 @@ class Configuration:
 
     @classmethod
     def draw(cls, rng: random.Random) -> Configuration:
-        family = rng.choice((*tiny.FAMILIES, rng.choice(_VISION)))
+        family = rng.choice((*tiny.FAMILIES, rng.choice(_VISION), rng.choice(tuple(_RECURRENT))))
         cache = rng.choice(("auto", "auto", "f8e4m3", "f8e4m3", _CONTIGUOUS))
         # Without one arithmetic for every row count, coarser numbers would turn other last bits into other tokens.
-        weights = "float32" if cache == _CONTIGUOUS else rng.choice((*_DTYPES, *rng.sample(_TYPES, 3)))
+        is_coarse = cache != _CONTIGUOUS and family not in _RECURRENT
+        weights = rng.choice((*_DTYPES, *rng.sample(_TYPES, 3))) if is_coarse else "float32"
         has_prefix_cache = rng.random() < 0.75
         return cls(
             family=family,
@@ -136,7 +149,7 @@ class Configuration:
             block_size=rng.choice((4, 4, 8, 16, 32)),
             num_longest=rng.choice((1.0, 1.0, 1.0, 1.3, 2.0, 20.0)),
             has_prefix_cache=has_prefix_cache,
-            is_stored=has_prefix_cache and cache != _CONTIGUOUS and rng.random() < 0.4,
+            is_stored=has_prefix_cache and cache != _CONTIGUOUS and family not in _RECURRENT and rng.random() < 0.4,
             budget=rng.choice((8, 17, 40, 70, 512)),
             max_num_seqs=rng.choice((1, 3, 8, 8, 12)),
             max_model_len=rng.choice((72, 100, 160)),
@@ -153,7 +166,11 @@ class Configuration:
 
     @property
     def takes_adapters(self) -> bool:
-        return self.family not in _VISION
+        return self.family not in _VISION and self.family not in _RECURRENT
+
+    @property
+    def takes_drafts(self) -> bool:
+        return self.family not in _RECURRENT
 
     @property
     def ranks(self) -> bool:
@@ -163,7 +180,7 @@ class Configuration:
     @property
     def is_exact(self) -> bool:
         """Tell whether all bits of an answer are promised, whatever is computed beside it."""
-        return self.cache != _CONTIGUOUS
+        return self.cache != _CONTIGUOUS and self.family not in _RECURRENT
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -205,7 +222,8 @@ class Configuration:
         builder = make(checkpoints.base(self)).with_force_cpu().with_num_threads(self.num_threads)
         builder = builder.with_max_model_len(self.max_model_len).with_max_num_batched_tokens(self.budget)
         builder = builder.with_max_num_seqs(self.max_num_seqs).with_max_slowdown(self.max_slowdown)
-        builder = builder.with_prefix_cache_n(16 if self.has_prefix_cache else None)
+        if self.cache != _CONTIGUOUS or self.takes_drafts:  # else there is none, and asking for one is refused
+            builder = builder.with_prefix_cache_n(16 if self.has_prefix_cache else None)
         quantized = self.weights not in _DTYPES
         builder = builder.with_isq(IsqType.parse(self.weights)) if quantized else builder.with_dtype(self.weights)
         if self.ranks:
@@ -220,10 +238,13 @@ class Configuration:
         meta = PagedAttentionMeta(block_size=self.block_size, gpu_memory=tokens, cache_type=kind)
         if self.is_stored:
             builder = builder.with_prefix_cache_dir(checkpoints.stored)
-        return builder.with_paged_attn(meta).with_batch_invariance()
+        builder = builder.with_paged_attn(meta)
+        return builder.with_batch_invariance() if self.is_exact else builder
 
     def make_proposer(self, checkpoints: Checkpoints) -> Proposer:
         """Make who guesses, by no clock."""
+        if not self.takes_drafts:
+            return NoDrafts()
         match self.proposer:
             case "none":
                 return NoDrafts()
@@ -257,7 +278,8 @@ def build_model(
     builder = configuration.builder(checkpoints)
     for name, content in adapters.items():
         builder = builder.with_adapter(checkpoints.adapter(content, configuration), name=name)
-    return Model(load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer))
+    own = proposer if configuration.takes_drafts else None
+    return Model(load_parts(builder.source, builder.settings, read_environment({}), proposer=own))
 
 
 class Checkpoints:
@@ -277,6 +299,8 @@ class Checkpoints:
         if not directory.exists():
             if configuration.takes_images:
                 tiny_vision.make_vision_checkpoint(configuration.family, directory)
+            elif configuration.family in _RECURRENT:
+                tiny.make_other_checkpoint(configuration.family, directory, **_RECURRENT[configuration.family])
             else:
                 tiny.make_checkpoint(configuration.family, directory, **configuration.overrides)
         return directory

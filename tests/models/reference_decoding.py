@@ -13,6 +13,8 @@ from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
+from paged_sdk.attention.recurrent import StatefulBackend
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
@@ -65,16 +67,27 @@ def ours(reference: PreTrainedModel, *, dtype: torch.dtype = torch.float32, **op
 def paged(block_size: int, cache_type: PagedCacheType = PagedCacheType.AUTO) -> MakeBackend:
     """Make a pool with capacity for :data:`MAX_TOKENS`."""
 
-    def make(model: DecoderModel) -> PagedBackend:
+    def make(model: DecoderModel) -> AttentionBackend:
         settings = PoolSettings(block_size=block_size, dtype=model.dtype, device=CPU, cache_type=cache_type)
-        return PagedBackend(model.config, settings, -(-MAX_TOKENS // block_size))
+        return _with_states(model, PagedBackend(_attending(model), settings, -(-MAX_TOKENS // block_size)))
 
     return make
 
 
 def contiguous(model: DecoderModel) -> AttentionBackend:
     """Make contiguous KV with one slot per text."""
-    return ContiguousBackend(model.config, dtype=model.dtype, device=CPU)
+    return _with_states(model, ContiguousBackend(_attending(model), dtype=model.dtype, device=CPU))
+
+
+def _attending(model: DecoderModel) -> DecoderConfig:
+    return model.config.of_layers(model.config.attention_layers)
+
+
+def _with_states(model: DecoderModel, backend: AttentionBackend) -> AttentionBackend:
+    """Keep the states of recurrent layers, too, if the model has any: each text's in the slot of its first KV."""
+    if not model.config.recurrent_layers:
+        return backend
+    return StatefulBackend(backend, model.config, num_slots=MAX_TOKENS, dtype=model.dtype, device=CPU)
 
 
 def logits(

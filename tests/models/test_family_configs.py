@@ -8,6 +8,7 @@ from typing import Any
 
 import odd_configs
 import pytest
+from test_recurrent_families import CONFIGS as RECURRENT
 from transformers import AutoConfig, MixtralConfig, Qwen3MoeConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
@@ -44,6 +45,8 @@ def test_families_are_found_by_file_name() -> None:
         *odd_configs.FAMILIES,
         *VISION_FAMILIES,
         *("lighton_ocr", "llava_onevision", "video_llama_3", "vipllava"),  # tests/test_vision_door.py tries these
+        *(config.get("model_type", name) for name, config in RECURRENT.items()),
+        *("qwen3_5", "qwen3_5_moe"),  # their decoders are among these
         "gemma3",
         "qwen2_vl_text",
         "qwen2_5_vl_text",
@@ -357,6 +360,7 @@ def test_only_the_file_of_the_family_is_imported() -> None:
     """And a name from a config that is not a file of the package imports nothing."""
     code = """
 import sys
+from test_recurrent_families import CONFIGS as RECURRENT
 from paged_sdk.models.family import has_family, has_head
 config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 assert has_family(config) and has_head(config)

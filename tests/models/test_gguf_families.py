@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import tiny
 from native_weights import needs_library, workspace
 from paged_sdk import write_safetensors
-from paged_sdk.errors import UnsupportedArchitectureError
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.models.family import read_config
 from paged_sdk.models.loading import load_model
@@ -49,7 +50,7 @@ _TIED: Final = {"tie_word_embeddings": True}
 #: Of families whose heads share the hidden size and have keys of their own.
 _WIDE: Final = {"intermediate_size": 256, "num_key_value_heads": 4, "head_dim": ABSENT}
 # By GGUF's architecture: the config that makes the model, and the keys that only this architecture has.
-FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, float]]]] = {
+FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int]]]]] = {
     "gemma": ({"model_type": "gemma", **_TIED}, {}),
     "granite": (
         {
@@ -77,6 +78,15 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, float]]]] = {
     "cohere2": (
         {"model_type": "cohere2", "sliding_window": 16, "logit_scale": 0.5, **_TIED},
         {"attention.sliding_window": 16, "logit_scale": 0.5},
+    ),
+    "lfm2": (
+        {
+            "model_type": "lfm2",
+            **_TIED,
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "block_auto_adjust_ff_dim": False,
+        },
+        {"attention.head_count_kv": [0, 0, 2, 0], "shortconv.l_cache": 3},
     ),
     "nemotron": ({"model_type": "nemotron"}, {"rope.dimension_count": 8}),
     "olmoe": (
@@ -116,14 +126,14 @@ _PERMUTED: Final = ("granite", "smollm3", "arcee")
 _NORMS_LESS_1: Final = ("gemma", "nemotron")
 
 
-def write(architecture: str, reference: Any, own: dict[str, float], path: Path) -> None:
+def write(architecture: str, reference: Any, own: Mapping[str, float | list[int]], path: Path) -> None:
     """Write a model as llama.cpp's converter does.
 
     :param architecture: GGUF's name of it, and after a space what tells it from others of that name
     """
     architecture = architecture.partition(" ")[0]
     config, writer = reference.config, gguf.GGUFWriter(path, architecture)
-    values = {
+    values: dict[str, Any] = {
         "block_count": config.num_hidden_layers,
         "embedding_length": config.hidden_size,
         "feed_forward_length": config.intermediate_size,
@@ -136,8 +146,12 @@ def write(architecture: str, reference: Any, own: dict[str, float], path: Path) 
         "attention.layer_norm_epsilon": 1e-5,
         "rope.freq_base": 5000.0,
         "rope.dimension_count": 16,
-    } | own
+        **own,
+    }
     for key, value in values.items():
+        if isinstance(value, list):
+            writer.add_array(f"{architecture}.{key}", value)
+            continue
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{architecture}.{key}", value)
     number = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -167,6 +181,8 @@ def write(architecture: str, reference: Any, own: dict[str, float], path: Path) 
                 array = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(array.shape))
             if architecture in _NORMS_LESS_1 and part.endswith("norm.weight"):
                 array = array + 1
+            if ".conv.conv." in part:
+                array = array[:, 0]
             if ".query_key_value." in part:
                 heads = int(values["attention.head_count_kv"])
                 groups = array.reshape(heads, -1, 16, *array.shape[1:])
@@ -214,8 +230,17 @@ def test_logits_are_those_of_the_model(architecture: str, tmp_path: Path) -> Non
 def test_other_shapes_are_refused(architecture: str, own: dict[str, float], told: str, tmp_path: Path) -> None:
     config, usual = FAMILIES[architecture]
     path = tmp_path / "model.gguf"
-    write(architecture, reference_of(_COMMON | config, tmp_path), usual | own, path)
+    write(architecture, reference_of(_COMMON | config, tmp_path), {**usual, **own}, path)
     with pytest.raises(UnsupportedArchitectureError, match=told):
+        GgufSource(path)
+
+
+@pytest.mark.parametrize("counts", [[0, 0, 2], [0, 1, 2, 0], [0] * 4, [0, 0, -2, 0]])
+def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) -> None:
+    config, usual = FAMILIES["lfm2"]
+    path = tmp_path / "model.gguf"
+    write("lfm2", reference_of(_COMMON | config, tmp_path), {**usual, "attention.head_count_kv": counts}, path)
+    with pytest.raises(CheckpointError, match="head_count_kv"):
         GgufSource(path)
 
 
@@ -228,6 +253,7 @@ def test_other_shapes_are_refused(architecture: str, own: dict[str, float], told
         {"model_type": "mpt", **_TIED, **_WIDE, "attn_config": {"softmax_scale": 0.5}},
         {"model_type": "olmo3", "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2},
         {"model_type": "gptj", **_WIDE, "rotary_dim": 8},
+        {"model_type": "lfm2", **_TIED, "layer_types": ["conv", "full_attention"] * 2, "conv_bias": True},
     ],
 )
 def test_what_llama_cpp_does_not_compute_is_not_written(config: dict[str, Any], tmp_path: Path) -> None:

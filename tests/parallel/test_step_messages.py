@@ -26,11 +26,12 @@ def test_every_field_of_a_row_arrives() -> None:
         adapter=9,
         adapter_start=1,
         media=PromptMedia(spans=(image,)),
+        state_slot=3,
         second_part=2,
     )
     unset = [each.name for each in fields(StepRow) if getattr(row, each.name) == each.default]
     assert not unset, "the test must set every field"
-    step = Step(rows=[row], copies=[(1, 2, 3)], released=[4], finished_seq_ids=[5])
+    step = Step(rows=[row], copies=[(1, 2, 3)], state_copies=[(6, 7)], released=[4], finished_seq_ids=[5])
     message = marshal.loads(marshal.dumps(StepWriter().message(step, None)))
     got, inserted = StepReader().read(message)
     assert inserted is None

@@ -10,13 +10,15 @@ from fake_store import FakeStore
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.contiguous import SequenceKvManager
-from paged_sdk.kv.manager import KvTable
+from paged_sdk.kv.manager import KvManager, KvTable
 from paged_sdk.kv.paged import KvCacheManager
+from paged_sdk.kv.states import StatefulKvManager
 from paged_sdk.scheduler.output import NewTokens, SchedulerOutput
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from sequences import SAMPLING, make_sequence
 from shadow_kv import ShadowKv, check_paged, history_marks
+from shadow_states import ShadowStates, check_states
 
 VOCAB = 5
 STOP = 0
@@ -48,11 +50,16 @@ def reference(sequence: Sequence, config: EngineConfig) -> list[int]:
 
 @define(eq=False)
 class Harness:
-    """Runs a scheduler, its memory and the fake model, and checks them at every step."""
+    """Runs a scheduler, its memory and the fake model, and checks them at every step.
+
+    :ivar has_states: whether the model has recurrent layers
+    """
 
     config: EngineConfig
+    has_states: bool = False
     store: FakeStore | None = None
-    manager: KvCacheManager | SequenceKvManager = field(init=False)
+    manager: KvManager = field(init=False)
+    states: ShadowStates = field(factory=ShadowStates)
     scheduler: Scheduler = field(init=False)
     shadow: ShadowKv = field(init=False)
     num_steps: int = 0
@@ -83,6 +90,10 @@ class Harness:
                 num_kept=config.prefix_cache_n,
             )
         )
+        if self.has_states:
+            self.manager = StatefulKvManager(
+                self.manager, num_running=config.max_num_seqs, num_kept=config.num_kept_states
+            )
         self.scheduler = Scheduler(config, self.manager, store=self.store)
         self.shadow = ShadowKv(config.block_size if config.paged else None)
 
@@ -100,6 +111,7 @@ class Harness:
         priority: int = 0,
         cache_keys: tuple[CacheKey, ...] = (),
         skip_prefix_cache: bool = False,
+        is_pinned: bool = False,
     ) -> Sequence:
         sequence = make_sequence(
             self.next_id,
@@ -110,6 +122,7 @@ class Harness:
             num_choices=num_choices,
             priority=priority,
             cache_keys=cache_keys,
+            is_pinned=is_pinned,
         )
         self.scheduler.add(sequence)
         self.sequences[sequence.seq_id] = sequence
@@ -148,7 +161,7 @@ class Harness:
                 num_awaited = 0
             is_last = row.known_end == len(sequence.token_ids) + num_awaited
             assert not row.draft_token_ids or is_last
-            assert row.num_samples == (sequence.num_choices if is_last else 0)
+            assert row.num_samples == (sequence.num_choices if is_last and sequence.request.generates else 0)
         for sequence in output.dropped:
             assert sequence.finish_reason == "length"
             assert sequence.num_computed_tokens == self.manager.max_sequence_tokens
@@ -162,6 +175,7 @@ class Harness:
         self.num_steps += 1
         self.shadow.copy(output.copies)
         self.shadow.release(output.released)
+        self.states.copy(output.state_copies)
         if self.store is not None:
             self.store.restore(output.restores, self.shadow)
         overlap = self._overlap()
@@ -173,6 +187,11 @@ class Harness:
             if row.draft_token_ids:
                 token_ids = [*token_ids, *row.draft_token_ids]
             histories.append(history_marks(token_ids, keys_of(row.sequence, is_long=row.sequence.is_long)))
+        if self.has_states:
+            rows = output.message().rows
+            assert len({row.state_slot for row in rows}) == len(rows)
+            for step_row, marks in zip(rows, histories, strict=True):
+                self.states.advance(step_row.state_slot, marks, step_row.start, step_row.end)
         for row, marks in zip(output.scheduled, histories, strict=True):
             prompt_end = row.sequence.num_prompt_tokens
             for position in range(row.start, row.end):
@@ -285,12 +304,37 @@ class Harness:
         for sequence in self.sequences.values():
             if sequence.status is SequenceStatus.RUNNING:
                 held.append(sequence.table)
+            elif sequence.status is SequenceStatus.PINNED:
+                held.append(sequence.table)
+                self._check_pinned(sequence)
             else:
                 assert sequence.table.ids == []
-        if isinstance(self.manager, KvCacheManager):
-            # Choices that were forked in this very update are not known here yet.
-            held += [s.table for s in self.scheduler._running if s.seq_id not in self.sequences]
-            check_paged(self.manager, held)
+        # Choices that were forked in this very update are not known here yet.
+        held += [s.table for s in self.scheduler._running if s.seq_id not in self.sequences]
+        own = self.manager
+        if isinstance(own, StatefulKvManager):
+            check_states(own, held, num_running=self.config.max_num_seqs, num_kept=self.config.num_kept_states)
+            own = own._kv
+        if isinstance(own, KvCacheManager):
+            check_paged(own, held)
+        pinned = [s for s in self.sequences.values() if s.status is SequenceStatus.PINNED]
+        assert len(pinned) == len(self.scheduler.pins)
+        assert self.scheduler.pins.num_blocks == len({block for s in pinned for block in s.table.ids})
+        assert self.scheduler.pins.num_blocks <= self.scheduler.pins.limit
+
+    def _check_pinned(self, sequence: Sequence) -> None:
+        """Check that all full blocks of a pinned prompt are there, and that a text that begins with it finds them."""
+        prompt, size = sequence.token_ids, self.config.block_size
+        num_full = len(prompt) - len(prompt) % size
+        marks = history_marks(prompt, keys_of(sequence, is_long=sequence.is_long))[:num_full]
+        assert [self.shadow.read(sequence.table.ids, place) for place in range(num_full)] == marks
+        prefix = self.manager.match(KvTable(sequence.table.cache_keys), [*prompt, VOCAB])
+        assert list(prefix.ids[: num_full // size]) == sequence.table.ids
+
+    def release_pins(self) -> None:
+        """End all pinned sequences."""
+        for sequence in list(self.scheduler.pins):
+            self.scheduler.finish(sequence, "canceled")
 
     def check_end(self) -> None:
         """Check that nothing is held, and that every text is what it would have been alone."""
@@ -298,6 +342,9 @@ class Harness:
         assert usage.used == 0
         assert usage.free + usage.cached == usage.total
         for sequence in self.sequences.values():
+            if sequence.request.is_pinned:
+                assert sequence.finish_reason == "canceled"
+                continue
             expected = reference(sequence, self.config)
             output = sequence.output_token_ids
             assert sequence.status is SequenceStatus.FINISHED

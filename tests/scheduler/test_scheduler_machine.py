@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from fake_store import FakeStore
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.errors import PinLimitError
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.scheduler.sequence import SequenceStatus
 
@@ -28,6 +29,8 @@ class PagedMachine(RuleBasedStateMachine):
     fewer_blocks = 0
     longest_prompt = 17
     max_model_len = 28
+    has_states = False
+    keeps_sequences = True
     stores = False
 
     @initialize(
@@ -43,7 +46,7 @@ class PagedMachine(RuleBasedStateMachine):
                 paged=self.paged,
                 num_blocks=num_blocks - self.fewer_blocks,
                 block_size=3,
-                prefix_cache_n=cache,
+                prefix_cache_n=cache if self.keeps_sequences else 0,
                 max_num_seqs=seats,
                 max_num_batched_tokens=budget,
                 max_slowdown=slowdown,
@@ -51,6 +54,7 @@ class PagedMachine(RuleBasedStateMachine):
                 sliding_window=self.window,
                 rope_switch=self.switch,
             ),
+            has_states=self.has_states,
             store=FakeStore(block_size=3) if self.stores else None,
         )
 
@@ -96,6 +100,35 @@ class PagedMachine(RuleBasedStateMachine):
         prompt = sequence.token_ids + data.draw(st.lists(st.integers(0, 1), max_size=3))
         self.harness.add(prompt[: self.longest_prompt], max_tokens=4)
 
+    @rule(prompt=prompts, repeats=st.sampled_from([1, 1, 3]), cache_keys=cache_keys)
+    def pin(self, prompt: list[int], repeats: int, cache_keys: tuple[CacheKey, ...]) -> None:
+        prompt = (prompt * repeats)[: self.longest_prompt]
+        pins = self.harness.scheduler.pins
+        try:
+            self.harness.add(prompt, cache_keys=cache_keys, is_pinned=True)
+        except PinLimitError as error:
+            assert error.limit == pins.limit
+            assert error.num_pinned + error.num_blocks > error.limit or not error.limit
+            assert error.num_blocks <= len(prompt) // 3
+
+    @precondition(lambda self: self.harness.sequences)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        """End a sequence whose KV nobody may use; pinned ones that share it are computed again."""
+        self.harness.land()
+        sequence = data.draw(st.sampled_from(list(self.harness.sequences.values())))
+        if sequence.status is SequenceStatus.RUNNING:
+            self.harness.scheduler.forget(sequence)
+            self.harness.scheduler.finish(sequence, "canceled")
+            self.harness.check_memory()
+
+    @rule()
+    def change_weights(self) -> None:
+        """Have what is pinned computed again, once nothing else is at work."""
+        self.harness.run()
+        self.harness.scheduler.recompute_pins()
+        self.harness.check_memory()
+
     @rule(num_steps=st.integers(1, 6), ahead=st.booleans(), host=hosts)
     def steps(self, num_steps: int, host: Collection[int] | None, *, ahead: bool) -> None:
         """Results are taken in before the next step is chosen, or after; a step may be under way when this ends."""
@@ -130,12 +163,13 @@ class PagedMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        self.harness.manager.reset_prefix_cache()
+        self.harness.scheduler.pins.reset_prefix_cache()
         self.harness.check_memory()
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):
             self.harness.run(ahead=True, host=range(0, 1000, 2))
+            self.harness.release_pins()
             self.harness.check_end()
 
 
@@ -185,6 +219,34 @@ class ContiguousSwitchMachine(SwitchMachine):
     paged = False
 
 
+class StatefulMachine(PagedMachine):
+    """Texts of a model whose recurrent layers keep a state for each; such a model has no drafts."""
+
+    has_states = True
+
+    @rule()
+    def step_with_drafts(self) -> None:
+        self.harness.step()
+
+
+class WindowStatefulMachine(StatefulMachine):
+    """Attends within windows in its other layers."""
+
+    window = WindowMachine.window
+    fewer_blocks = WindowMachine.fewer_blocks
+    longest_prompt = WindowMachine.longest_prompt
+    max_model_len = WindowMachine.max_model_len
+
+
+class SwitchStatefulMachine(StatefulMachine):
+    switch = SwitchMachine.switch
+
+
+class ContiguousStatefulMachine(StatefulMachine):
+    paged = False
+    keeps_sequences = False
+
+
 _SETTINGS = settings(
     deadline=None,
     derandomize=True,
@@ -202,6 +264,8 @@ for _machine in (
     StoreWindowMachine,
 ):
     _machine.TestCase.settings = _SETTINGS
+for _machine in (StatefulMachine, WindowStatefulMachine, SwitchStatefulMachine, ContiguousStatefulMachine):
+    _machine.TestCase.settings = settings(_SETTINGS, max_examples=30)
 
 TestPaged = PagedMachine.TestCase
 TestWindow = WindowMachine.TestCase
@@ -210,3 +274,7 @@ TestSwitch = SwitchMachine.TestCase
 TestStore = StoreMachine.TestCase
 TestStoreWindow = StoreWindowMachine.TestCase
 TestContiguousSwitch = ContiguousSwitchMachine.TestCase
+TestStateful = StatefulMachine.TestCase
+TestWindowStateful = WindowStatefulMachine.TestCase
+TestSwitchStateful = SwitchStatefulMachine.TestCase
+TestContiguousStateful = ContiguousStatefulMachine.TestCase

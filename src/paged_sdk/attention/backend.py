@@ -167,6 +167,13 @@ class AttentionBackend(ABC):
             target is a source or target of another copy
         """
 
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy sequences' states in the recurrent layers, all reads before all writes.
+
+        :param copies: source and target slot; no target is written twice
+        """
+        raise AssertionError(f"{type(self).__name__} keeps no states")
+
     @abstractmethod
     def release(self, kv_ids: Iterable[int]) -> None:
         """Free storage that will not be read again."""

@@ -41,6 +41,7 @@ from paged_sdk.build.ranks.ranks import (
 )
 from paged_sdk.build.requantization import WeightRequantizer
 from paged_sdk.build.sizing import resolve_engine_config
+from paged_sdk.build.stateful import with_states
 from paged_sdk.build.step_memory import activations_of
 from paged_sdk.build.vision import LoadedVision
 from paged_sdk.build.weight_form import check_isq
@@ -50,6 +51,7 @@ from paged_sdk.config.env import Environment, read_launch
 from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.engine.engine import Engine
+from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
@@ -170,6 +172,8 @@ def _load(
     loaded = load_weights(loading, group=group)
     draft = load_draft(loaded, loading)
     model, settings, placement = loaded.model, loading.settings, loaded.placement
+    if proposer is not None and model.config.recurrent_layers:
+        raise ConfigError.of("proposer", proposer, "none for a model with recurrent layers")
     config = resolve_engine_config(
         model.config, settings, loading.environment, devices=placement.devices, max_model_len=loaded.max_model_len
     )
@@ -178,6 +182,7 @@ def _load(
         settings,
         loading.environment,
         is_bidirectional=model.config.bidirectional,
+        has_states=bool(model.config.recurrent_layers),
         is_divided=group is not None,
     )
     open_files = partial(
@@ -196,7 +201,7 @@ def _load(
         prepare_all_masks=placement.head.type != "cpu",
     )
     config = _with_pool(config, loaded, draft, storage, processors, group)
-    kv, backend = make_kv_manager(config), storage.make(config.num_blocks)
+    kv, backend = make_kv_manager(config, model.config), storage.make(config.num_blocks)
     if config.paged:
         pool = config.num_blocks, config.block_size, backend.num_bytes / 2**20, config.cache_type.value
         _log.info("KV pool: %d blocks of %d tokens, %.1f MiB (%s).", *pool)
@@ -248,7 +253,7 @@ def _load(
     scheduler = Scheduler(config, kv, queue, blocks)
     if proposer is None:
         proposer = _proposer(loaded, draft, config, scheduler, loading.workspace)
-    if runner.samples_on_device:
+    if runner.samples_on_device and proposer is not None:
         proposer = HostDrafts(proposer, runner.num_on_host)
     return ModelParts(
         name=loading.path.stem if loading.path.is_file() else loading.path.name,
@@ -314,6 +319,7 @@ def _with_pool(
     placed = [(each.model.config, each.placement) for each in (loaded, draft) if each is not None]
     if group is not None and on_devices is None:  # the pools of all ranks share this machine's memory
         placed[0] = (shape_of_ranks(loaded.shape, group.size), loaded.placement)
+    activations = with_states(activations, loaded.model.config, config, loaded.dtype, device=device)
     config = size_pools(config, placed, dtype=loaded.dtype, activations=activations)
     if on_devices is not None:
         config = evolve(config, num_blocks=on_devices.smallest(config.num_blocks))
@@ -328,8 +334,12 @@ def _proposer(
     config: EngineConfig,
     scheduler: Scheduler,
     workspace: Workspace | None,
-) -> Proposer:
-    """Make the proposer of drafts: forced tokens and texts, and the draft model if there is one."""
+) -> Proposer | None:
+    """Make the proposer of drafts: forced tokens and texts, and the draft model if there is one. None if the model has
+    recurrent layers, whose states do not go back to before a rejected draft.
+    """
+    if loaded.model.config.recurrent_layers:
+        return None
     proposer = ForcedTokens(_text_proposer(config, scheduler))
     if draft is None:
         return proposer

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.attention.contiguous import ContiguousBackend
+from paged_sdk.attention.recurrent import StatefulBackend
 from paged_sdk.build.device_setup import loading_memory_errors, prepare_thread
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
@@ -24,6 +25,7 @@ from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.plain_mlp import PlainMlp
+from paged_sdk.models.short_conv_block import ShortConvBlock
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
@@ -146,7 +148,9 @@ def _loaded(
 
 
 def _run(model: DecoderModel, token_ids: Sequence[int]) -> None:
-    backend = ContiguousBackend(model.config, dtype=model.dtype, device=_CPU)
+    shape = model.config
+    attending = ContiguousBackend(shape.of_layers(shape.attention_layers), dtype=model.dtype, device=_CPU)
+    backend = StatefulBackend(attending, shape, num_slots=1, dtype=model.dtype, device=_CPU)
     row = StepRow(0, 0, token_ids, [0], len(token_ids))
     context = StepContext(attention=backend.prepare([row]))
     hidden = model.forward(torch.tensor(token_ids), torch.arange(len(token_ids)), context)
@@ -197,9 +201,14 @@ class _Collector:
         return ImportanceMatrix(source=source, sums=sums, counts=counts, texts=(str(text),), num_chunks=num_chunks)
 
     def _watch_layer(self, prefix: str, layer: DecoderLayer, architecture: str) -> None:
-        attention, mlp = layer.attention, layer.mlp
-        attention.qkv = self._watched(prefix, ("attn_q", "attn_k", "attn_v", "attn_qkv"), attention.qkv)
-        attention.output = self._watched(prefix, ("attn_output",), attention.output)
+        mixer, mlp = layer.mixer, layer.mlp
+        if isinstance(mixer, ShortConvBlock):
+            mixer.input = self._watched(prefix, ("shortconv.in_proj",), mixer.input)
+            mixer.output = self._watched(prefix, ("shortconv.out_proj",), mixer.output)
+        else:
+            attention = layer.attention
+            attention.qkv = self._watched(prefix, ("attn_q", "attn_k", "attn_v", "attn_qkv"), attention.qkv)
+            attention.output = self._watched(prefix, ("attn_output",), attention.output)
         if isinstance(mlp, GatedMlp):
             self._watch_mlp(prefix, mlp, "")
         elif isinstance(mlp, PlainMlp):

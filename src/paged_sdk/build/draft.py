@@ -13,6 +13,7 @@ from paged_sdk.build.loaded_model import LoadedModel, load_weights
 from paged_sdk.build.loading import Loading
 from paged_sdk.build.location import model_path
 from paged_sdk.build.sizing import resolve_draft
+from paged_sdk.build.stateful import refuse_draft
 from paged_sdk.build.vocabulary import check_same_tokens
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kernels.native.library import Workspace
@@ -27,7 +28,7 @@ def load_draft(target: LoadedModel, loading: Loading) -> LoadedModel | None:
     """Load a target's draft model, if one is requested.
 
     :param loading: the target's
-    :raises ConfigError: the vocabularies differ
+    :raises ConfigError: the vocabularies differ, or it has recurrent layers
     """
     source = resolve_draft(loading.settings, loading.environment)
     if source is None:
@@ -36,6 +37,7 @@ def load_draft(target: LoadedModel, loading: Loading) -> LoadedModel | None:
     loading.check_cancelled()
     with loading_memory_errors(path):
         draft = load_weights(evolve(loading, path=path, settings=source.settings, encoder=None, backends=()))
+    refuse_draft(draft.model.config, source.model.location)
     check_same_tokens(target.text.tokenizer, draft.text.tokenizer, source.model.location)
     draft.text.close()
     return draft
@@ -75,7 +77,7 @@ def make_draft_model(
     made = DraftModel(
         model,
         backend,
-        make_kv_manager(own),
+        make_kv_manager(own, shape),
         vocab_size=shape.vocab_size,
         target_vocab_size=target_vocab_size,
         gamma=config.gamma,

@@ -24,6 +24,7 @@ from paged_sdk.kv.pool_size import (
     blocks_for,
     fp8_scale_bytes,
 )
+from paged_sdk.kv.states import StatefulKvManager
 from paged_sdk.logs import get_logger
 from paged_sdk.runner.device import device_memory
 
@@ -125,8 +126,17 @@ def block_layout(config: EngineConfig, models: Sequence[DecoderConfig], dtype: t
     return BlockLayout(**elements, bytes_per_element=dtype.itemsize, fp8_block_bytes=fp8.block_bytes)
 
 
-def make_kv_manager(config: EngineConfig) -> KvManager:
-    """Make the KV manager: of blocks if KV is paged, otherwise of contiguous KV per sequence."""
+def make_kv_manager(config: EngineConfig, shape: DecoderConfig) -> KvManager:
+    """Make the KV manager: of blocks if KV is paged, otherwise of contiguous KV per sequence; with slots for the states
+    of a model with recurrent layers.
+    """
+    kv = _make_kv_manager(config)
+    if not shape.recurrent_layers:
+        return kv
+    return StatefulKvManager(kv, num_running=config.max_num_seqs, num_kept=config.num_kept_states)
+
+
+def _make_kv_manager(config: EngineConfig) -> KvManager:
     kind = "block-level, PagedAttention" if config.paged else "sequence-level, non-paged attention"
     _log.info("Prefix caching %s (%s).", "enabled" if config.prefix_cache_n else "disabled", kind)
     if not config.paged:

@@ -7,6 +7,7 @@ import torch
 from paged_sdk.attention.backend import AttentionSetup, KvStorage
 from paged_sdk.attention.choice import CANDIDATES, choose_storage
 from paged_sdk.attention.divided import divided_storage
+from paged_sdk.attention.recurrent import stateful_storage
 from paged_sdk.build.loaded_model import LoadedModel
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.engine import EngineConfig
@@ -42,6 +43,10 @@ def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace
         ),
     )
     candidates = (*loaded.backends, *CANDIDATES)
+    shape = setup.model
+    if shape.recurrent_layers:  # on one device: see check_stateful
+        inner = choose_storage(setup.of_layers(shape.attention_layers, setup.device), candidates)
+        return stateful_storage(inner, shape, num_slots=config.num_state_slots, dtype=setup.dtype, device=setup.device)
     if placement.is_one_device:
         return choose_storage(setup, candidates)
     storages: dict[torch.device, KvStorage] = {}

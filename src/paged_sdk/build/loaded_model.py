@@ -21,6 +21,7 @@ from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype,
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.ranking import find_ranking
 from paged_sdk.build.sizing import resolve_max_model_len
+from paged_sdk.build.stateful import check_stateful, refuse_ranks
 from paged_sdk.build.topology import check_topology
 from paged_sdk.build.vision import LoadedVision, load_encoder_file, load_vision
 from paged_sdk.build.vocabulary import check_vocabulary
@@ -123,6 +124,7 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
         own_names = () if encoder is None else encoder.names()
         placed = place(settings.topology, device, plan, checkpoint, own_names, is_checked=is_first)
         placement = placed.placement
+        check_stateful(shape, settings, loading.environment, placement)
         importance = load_importance(checkpoint, settings, loading.check_cancelled)
         policy = weight_policy(checkpoint, settings, loading.environment, dtype, placed, workspace, importance)
         with (
@@ -215,6 +217,7 @@ def _check_division(plan: ModelPlan, checkpoint: Checkpoint, size: int) -> None:
     if plan.tensor_names(checkpoint.source) is None:
         allowed = f"a model of a family that has a decoder here, which {plan.config.model_type} has not"
         raise ConfigError.of(SETTING, size, allowed)
+    refuse_ranks(plan.config, SETTING, size)
     shard_of(plan.config, 0, size).local(plan.config)
     token_slices(plan.config.vocab_size, size)
 

@@ -15,6 +15,7 @@ from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype
 from paged_sdk.build.ranks.ranks import place_ranks
 from paged_sdk.build.sizing import resolve_draft, resolve_engine_config, resolve_max_model_len
+from paged_sdk.build.stateful import check_stateful, refuse_ranks, states_of, with_states
 from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.decoder import DecoderConfig
@@ -25,7 +26,7 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, tensor_type_of
 from paged_sdk.models.any_model import plan_model
-from paged_sdk.parallel.shard import shape_of_ranks, shard_of
+from paged_sdk.parallel.shard import SETTING, shape_of_ranks, shard_of
 from paged_sdk.quant.isq import blocks_for
 from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy
 from paged_sdk.types.memory_plan import MemoryPlan
@@ -72,14 +73,18 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
     config = resolve_engine_config(
         plan.config, settings, environment, devices=placed.placement.devices, max_model_len=max_model_len
     )
+    check_stateful(plan.config, settings, environment, placed.placement)
     placements = place_ranks(settings)
+    if len(placements) > 1:
+        refuse_ranks(plan.config, SETTING, len(placements))
     shape = shape_of_ranks(plan.config, len(placements))  # total over all ranks
     used = placed.placement.devices
     if len(placements) > 1 and devices[0].type == "cuda":  # each rank has its own memory
         used = tuple(torch.device(placement.device or devices[0]) for placement in placements)
         config = _with_smallest_pool(config, plan.config, used, dtype, sum(weights.values()))
     else:
-        config = size_pools(config, [(shape, placed.placement)], dtype=dtype, activations=weights)
+        taken = with_states(weights, plan.config, config, dtype, device=devices[0])
+        config = size_pools(config, [(shape, placed.placement)], dtype=dtype, activations=taken)
     layout = block_layout(config, [shape], dtype)
     tokens = config.num_blocks * config.block_size if config.paged else max_model_len
     bytes_per_token = layout.block_bytes / layout.block_size
@@ -100,6 +105,7 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
         kv_tokens=tokens,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
+        state_bytes=states_of(plan.config, config, dtype),
     )
 
 

@@ -35,10 +35,12 @@ def resolve_prefix_cache_dir(
     environment: Environment,
     *,
     is_bidirectional: bool,
+    has_states: bool,
     is_divided: bool,
 ) -> EngineConfig:
     """Return the configuration with the directory of the prefix cache, if there is to be one.
 
+    :param has_states: whether the model has recurrent layers
     :param is_divided: whether the model is divided among ranks
     :raises ConfigError: the builder asks for a directory that this model cannot use; for that of the environment, which
         may be meant for another model of the process, there is a line in the log instead
@@ -49,6 +51,8 @@ def resolve_prefix_cache_dir(
     needed = None
     if is_bidirectional:
         needed = "a model that generates text: an encoder's KV depends on later tokens, too"
+    elif has_states:
+        needed = "a model without recurrent layers: their states are not stored, without which KV is of no use"
     elif not config.paged:
         needed = "paged attention beside it: contiguous KV has no blocks to store"
     elif not config.prefix_cache_n:

@@ -64,6 +64,9 @@ def resolve_engine_config(
     if model.bidirectional:  # KV of a prefix depends on the tokens after it
         prefix_cache_n = 0
     asked = _paged_meta(settings, environment, devices)
+    if model.recurrent_layers and asked is None and prefix_cache_n:  # unset, or refused before: see check_stateful
+        _log.info("No prefix cache: contiguous KV keeps no states of the recurrent layers of %s.", model.model_type)
+        prefix_cache_n = 0
     meta = asked or PagedAttentionMeta()
     return EngineConfig(
         paged=asked is not None,

@@ -149,6 +149,8 @@ def plan_lines(plan: MemoryPlan) -> Iterator[str]:
     yield f"{plan.model} ({plan.architecture}) on {', '.join(plan.devices)} in {plan.dtype}"
     quantized = "" if plan.isq is None else f", quantized to {plan.isq}"
     yield f"Weights: about {plan.weight_bytes / 2**20:.1f} MiB{quantized}"
+    if plan.state_bytes:
+        yield f"States of recurrent layers: {plan.state_bytes / 2**20:.1f} MiB"
     each = f"{plan.bytes_per_token / 1024:.2f} KiB a token"
     if plan.paged:
         pool = f"{plan.num_blocks} blocks of {plan.block_size} tokens, {plan.kv_tokens} tokens"

@@ -8,6 +8,8 @@ from typing import Final
 
 from attrs import evolve, frozen
 
+from paged_sdk.config.recurrent import RecurrentConfig
+
 __all__ = [
     "NO_ROPE",
     "Activation",
@@ -133,6 +135,11 @@ class MoeConfig:
     :ivar sparse_mixer: SparseMixer's threshold (phimoe): two experts are chosen, and the weight of each is a softmax
         over the experts whose scores are less than its own by at most this fraction. ``renormalize`` has no effect
         then. None: top-k routing
+    :ivar sigmoid_scores: whether an expert's weight is the sigmoid of its score instead of a softmax over all experts
+        (lfm2_moe)
+    :ivar has_choice_bias: whether a learned bias per expert is added to the weights by which experts are chosen, but
+        not to those of their outputs; needs ``sigmoid_scores``
+    :ivar routed_scale: multiplies the weights of a token's experts, last; needs ``sigmoid_scores``
     :ivar has_biases: whether the router and all experts have biases (gpt-oss)
     :ivar swiglu_limit: experts compute ``(up + 1) * gate * sigmoid(swiglu_alpha * gate)``, with ``up`` clamped to
         ``[-swiglu_limit, swiglu_limit]`` and ``gate`` from above only (gpt-oss); None: ``up * silu(gate)``
@@ -148,6 +155,9 @@ class MoeConfig:
     renormalize: bool
     shared_intermediate_size: int | None = None
     sparse_mixer: float | None = None
+    sigmoid_scores: bool = False
+    has_choice_bias: bool = False
+    routed_scale: float = 1.0
     has_biases: bool = False
     swiglu_alpha: float = 1.0
     swiglu_limit: float | None = None
@@ -190,8 +200,11 @@ class DecoderConfig:
         values (codegen: 4)
     :ivar qkv_values_first: whether the values of a group precede its keys (codegen)
     :ivar qkv_clip: queries, keys and values are clamped to this magnitude, after their norms (olmoe)
+    :ivar attention_gate: whether attention's output is multiplied by the sigmoid of a gate, which the query projection
+        also computes: for each head its query, then its gate (qwen3_next)
     :ivar head_bias: whether the output projection has a bias
     :ivar moe: mixture-of-experts layers; None: every layer has a dense MLP
+    :ivar recurrent: per layer: what it computes instead of attention; None: attention. Empty: every layer has attention
     :ivar bidirectional: whether tokens also attend to later tokens, within the window (encoders)
     :ivar num_image_layers: number of first layers after which image vectors are added to the residual stream
         (DeepStack of Qwen3-VL: Meng et al., 2024, arXiv 2406.04334)
@@ -230,6 +243,7 @@ class DecoderConfig:
     qkv_groups: int = 1
     qkv_values_first: bool = False
     qkv_clip: float | None = None
+    attention_gate: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
@@ -243,6 +257,7 @@ class DecoderConfig:
     tie_embeddings: bool = False
     moe: MoeConfig | None = None
     num_image_layers: int = 0
+    recurrent: tuple[RecurrentConfig | None, ...] = ()
     bidirectional: bool = False
 
     @property
@@ -256,17 +271,31 @@ class DecoderConfig:
     @property
     def kv_elements_per_token(self) -> int:
         """Return the KV elements per token over all layers: E in the pool-size formula of docs/architecture.md."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        return 2 * len(self.attention_layers) * self.num_kv_heads * self.head_dim
+
+    @property
+    def attention_layers(self) -> Sequence[int]:
+        """Return the indices of the layers with attention, which keep keys and values."""
+        if not self.recurrent:
+            return range(self.num_layers)
+        return [layer for layer, each in enumerate(self.recurrent) if each is None]
+
+    @property
+    def recurrent_layers(self) -> dict[int, RecurrentConfig]:
+        """Return the layers that keep a state per sequence instead, by index."""
+        return {layer: each for layer, each in enumerate(self.recurrent) if each is not None}
 
     def of_layers(self, layers: Sequence[int]) -> DecoderConfig:
         """Return the shape restricted to some layers, for KV storage that holds only these. ``moe`` is unchanged."""
         if list(layers) == list(range(self.num_layers)):
             return self
+        recurrent = tuple(self.recurrent[layer] for layer in layers) if self.recurrent else ()
         return evolve(
             self,
             num_layers=len(layers),
             ropes=tuple(self.ropes[layer] for layer in layers),
             sliding_windows=tuple(self.sliding_windows[layer] for layer in layers),
+            recurrent=recurrent if any(recurrent) else (),
         )
 
     @property
@@ -276,5 +305,6 @@ class DecoderConfig:
         """
         if self.bidirectional:
             return None
-        widths = [width for width in self.sliding_windows if width is not None]
-        return max(widths) if widths and len(widths) == len(self.sliding_windows) else None
+        windows = [self.sliding_windows[layer] for layer in self.attention_layers]
+        widths = [width for width in windows if width is not None]
+        return max(widths) if widths and len(widths) == len(windows) else None

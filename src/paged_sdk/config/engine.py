@@ -22,7 +22,7 @@ class EngineConfig:
     :ivar block_size: tokens per block
     :ivar cache_type: storage type of KV elements
     :ivar prefix_cache_n: 0: prefix cache off; otherwise on with paged KV, and the number of finished sequences to keep
-        with contiguous KV
+        with contiguous KV, or the number of states of prefixes to keep of a model with recurrent layers
     :ivar prefix_cache_dir: where blocks of the prefix cache are stored outside the pool; None: nowhere
     :ivar max_num_seqs: maximum number of sequences that hold KV at once
     :ivar max_num_batched_tokens: token budget of one step
@@ -51,3 +51,15 @@ class EngineConfig:
     max_queue: int = field(default=4096, validator=IntAtLeast(1))
     sliding_window: int | None = field(default=None, validator=IntAtLeast(1, optional=True))
     rope_switch: int | None = field(default=None, validator=IntAtLeast(1, optional=True))
+
+    @property
+    def num_kept_states(self) -> int:
+        """Return how many states of prefixes are kept of a model with recurrent layers: only paged KV finds prefixes by
+        blocks, at whose ends states can be.
+        """
+        return self.prefix_cache_n if self.paged else 0
+
+    @property
+    def num_state_slots(self) -> int:
+        """Return how many states a model with recurrent layers needs room for."""
+        return self.max_num_seqs + self.num_kept_states

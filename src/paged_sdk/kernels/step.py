@@ -16,6 +16,7 @@ from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.lora_slots import SlotRows
 from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.placement import moved_to
+from paged_sdk.kernels.recurrent_step import RecurrentStep
 from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.rotary import Rotation
 
@@ -50,6 +51,11 @@ class AttentionStep(ABC):
     def native_rows(self) -> NativeRows | None:
         """Return the step's rows in the native CPU kernels' form, or None if these kernels cannot read the cache."""
         return None
+
+    @property
+    def recurrent(self) -> RecurrentStep:
+        """Return the states of the step's sequences, for models with recurrent layers."""
+        raise AssertionError(f"{type(self).__name__} keeps no states")
 
     def rotate_and_forward(
         self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from attrs import frozen
 
 from paged_sdk.kv.block_hash import CacheKey
 
-__all__ = ["KvCopy", "KvManager", "KvTable", "KvUsage", "Prefix", "StoredBlock"]
+__all__ = ["KvCopy", "KvManager", "KvTable", "KvUsage", "Prefix", "StateCopy", "StoredBlock"]
 
 
 class KvTable:
     """Holds the KV memory of one sequence. It lives as long as the sequence and is empty while the sequence waits.
 
-    Outside ``kv/``, only ``ids``, ``version``, ``capacity`` and ``next_commit`` matter; the rest is internal to the
-    manager.
+    Outside ``kv/``, only ``ids``, ``version``, ``capacity``, ``next_commit`` and ``state_slot`` matter; the rest is
+    internal to the manager.
 
     :ivar ids: block table (paged), or the one slot (contiguous)
     :ivar version: changes when an entry of ``ids`` that will be read changes. If it is unchanged, the table has only
         grown at its end, so a reader that knows the earlier table needs only the new entries
     :ivar capacity: tokens of the sequence that may be written without calling ``grow``
     :ivar next_commit: number of computed tokens from which ``commit`` has something to do
+    :ivar state_slot: where the sequence's state in recurrent layers is, while the table is in use; 0 if there are none
+    :ivar num_first_blocks: full blocks that the sequence had when the table was filled
+    :ivar num_known_blocks: leading blocks whose KV was cached then, with or without a state at their end
+    :ivar output_state: the hash under which a state amid the sequence's output is kept; None: none is
     :ivar cache_keys: everything beside the tokens that the KV depends on: adapter, image content, cache salt
     :ivar most_shared: how many leading tokens may have KV computed by other sequences (0 if every prompt logit is
         needed); None: all but the last
@@ -30,6 +34,7 @@ class KvTable:
     :ivar num_published: leading blocks that are published under their hash
     :ivar source: the kept slot from which the table's first KV was copied (contiguous); None: none
     :ivar num_out_of_window: leading blocks that were freed because they are outside every sliding window
+    :ivar keeps_all: whether blocks outside every window stay, because others are to find all of them
     :ivar epoch: the manager's epoch when the table was filled: KV from before a reset is never shared
     """
 
@@ -39,11 +44,16 @@ class KvTable:
         "epoch",
         "hashes",
         "ids",
+        "keeps_all",
         "most_shared",
         "next_commit",
+        "num_first_blocks",
+        "num_known_blocks",
         "num_out_of_window",
         "num_published",
+        "output_state",
         "source",
+        "state_slot",
         "version",
     )
 
@@ -53,6 +63,7 @@ class KvTable:
         *,
         most_shared: int | None = None,
         hashes: Sequence[bytes] = (),
+        keeps_all: bool = False,
     ) -> None:
         self.ids: list[int] = []
         self.capacity: int = 0
@@ -63,8 +74,13 @@ class KvTable:
         self.num_published: int = 0
         self.source: int | None = None
         self.num_out_of_window: int = 0
+        self.keeps_all: bool = keeps_all
         self.epoch: int = 0
         self.version: int = 0
+        self.state_slot: int = 0
+        self.num_first_blocks: int = 0
+        self.num_known_blocks: int = 0
+        self.output_state: bytes | None = None
 
     def may_share(self, num_tokens: int) -> int:
         """Return how many of a sequence's leading tokens may have KV computed by other sequences."""
@@ -92,6 +108,18 @@ class KvCopy:
 
 
 @frozen
+class StateCopy:
+    """Describes a sequence's state in recurrent layers to copy on the device before a step.
+
+    :ivar src: slot to read
+    :ivar dst: slot to write; no other copy of the same step writes it
+    """
+
+    src: int
+    dst: int
+
+
+@frozen
 class StoredBlock:
     """Pairs a block of the pool with the hash of its content, which a store outside the pool knows it by.
 
@@ -110,11 +138,13 @@ class Prefix:
     :ivar num_tokens: leading tokens that need not be computed; always fewer than the sequence has
     :ivar ids: the blocks or the slot that hold them
     :ivar awaited: a running sequence is computing the next block: waiting for it avoids computing it twice
+    :ivar keeps_all: see :class:`KvTable`
     """
 
     num_tokens: int
     ids: tuple[int, ...]
     awaited: bool = False
+    keeps_all: bool = False
 
 
 @frozen
@@ -136,8 +166,9 @@ class KvManager(Protocol):
     """Gives the scheduler access to KV memory; the scheduler allocates no block itself.
 
     The life of a table: ``match`` finds a prefix (changes nothing), ``attach`` takes it, ``grow`` adds capacity before
-    a step, ``commit`` records after a step what is computed, ``free`` gives everything back. Capacity may be added for
-    a step while an earlier one is in flight: the device executes reads and writes in the order of steps.
+    a step, ``commit`` records after a step what is computed, ``free`` gives everything back, perhaps long after ``pin``
+    has ended the computing. Capacity may be added for a step while an earlier one is in flight: the device executes
+    reads and writes in the order of steps.
     """
 
     @property
@@ -223,6 +254,20 @@ class KvManager(Protocol):
         """
         ...
 
+    @property
+    def can_pin(self) -> bool:
+        """Return whether ``pin`` can hold anything."""
+        ...
+
+    def pin(self, table: KvTable, num_computed: int) -> bool:
+        """Reduce a table, whose sequence computes nothing more, to the memory in which others find its tokens; it holds
+        that until ``free``. Idempotent.
+
+        :param num_computed: as for ``free``
+        :returns: whether all of it is there; if not, ``free`` of the table must follow
+        """
+        ...
+
     def forget(self, table: KvTable) -> None:
         """Withdraw the KV that a table holds or shares from the cache, because it contains NaN, which would spread to
         every sequence that attends to it. ``free`` of the table must follow.
@@ -233,6 +278,10 @@ class KvManager(Protocol):
         """Return the copies to execute before the next step's writes: all reads before all writes, or in the given
         order.
         """
+        ...
+
+    def take_state_copies(self) -> list[StateCopy]:
+        """Return the copies of states to execute before the next step: all reads before all writes."""
         ...
 
     def take_restores(self) -> list[StoredBlock]:
@@ -249,6 +298,9 @@ class KvManager(Protocol):
         """Return contiguous slots that will not be used again: their storage may be freed after the copies."""
         ...
 
-    def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix. KV of the sequences that are running now is not cached either."""
+    def reset_prefix_cache(self, pinned: Iterable[KvTable] = ()) -> None:
+        """Forget every cached prefix. KV of the sequences that are running now is not cached either.
+
+        :param pinned: tables that ``pin`` has reduced, whose prefixes can be found as before
+        """
         ...

@@ -15,7 +15,14 @@ from paged_sdk.kernels.placement import Placement
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.checkpoint_layout import names_in
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.family import TensorNames, find_family, has_family, read_config, supported_families
+from paged_sdk.models.family import (
+    TensorNames,
+    find_family,
+    has_family,
+    must_take_images,
+    read_config,
+    supported_families,
+)
 from paged_sdk.models.loading import load_model
 from paged_sdk.parallel.group import Group
 from paged_sdk.quant.adapted import AdaptableShape
@@ -87,10 +94,13 @@ def plan_model(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = 
     :param config: config.json's content
     :param dtype: dtype of weights and activations
     :param images: whether the model must accept images
-    :raises UnsupportedArchitectureError: neither a family nor transformers runs this ``model_type``
+    :raises UnsupportedArchitectureError: neither a family nor transformers runs this ``model_type``, or the family
+        takes no images and the model must
     :raises CheckpointError: the config is invalid
     """
     if has_family(config):
+        if images:
+            must_take_images(config)
         return _FamilyPlan(config, read_config(config))
     if find_spec("transformers") is None:
         model_type = config.get("model_type")

@@ -48,6 +48,12 @@ class AttentionBlock:
         self._num_qk_heads = own.num_heads + own.num_kv_heads
         self._rope = config.ropes[layer]
         self._clip = config.qkv_clip
+        self._num_gates = own.num_heads if config.attention_gate else 0
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Return the linear layers, in the order in which they are applied."""
+        return self.qkv, self.output
 
     def forward(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
         """Project to queries, keys and values, attend over the KV cache, and project the result back.
@@ -56,6 +62,7 @@ class AttentionBlock:
         :param rotation: the rotary embedding's cosines and sines at the tokens' positions
         """
         heads = torch.unflatten(self.qkv.forward(x, ctx), -1, (-1, self._head_dim))
+        gates, heads = self._without_gates(heads)
         query_key, value = heads[:, : self._num_qk_heads], heads[:, self._num_qk_heads :]
         if self.qk_norm is not None:
             query_key = self.qk_norm.forward(query_key)
@@ -64,7 +71,16 @@ class AttentionBlock:
         if self._rope.interleaved:
             query_key = side_by_side_to_halves(query_key, self._rope.rotary_dim)
         attended = ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation, self.sinks)
+        if gates is not None:
+            attended = attended * gates.sigmoid()
         return self.output.forward(attended.flatten(1), ctx)
+
+    def _without_gates(self, heads: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Return the gates, ``[num_tokens, num_heads, head_dim]``, and queries, keys and values; None: no gates."""
+        if not self._num_gates:
+            return None, heads
+        pairs, others = heads[:, : 2 * self._num_gates], heads[:, 2 * self._num_gates :]
+        return pairs[:, 1::2], torch.cat([pairs[:, 0::2], others], 1)
 
 
 def load_attention_block(
@@ -77,7 +93,8 @@ def load_attention_block(
     """
     head_dim, shard = config.head_dim, loader.shard
     query_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    own, own_kv = shard.of_heads(head_dim), shard.of_kv_heads(head_dim)
+    num_per_head = 2 if config.attention_gate else 1
+    own, own_kv = shard.of_heads(num_per_head * head_dim), shard.of_kv_heads(head_dim)
     sinks = loader.tensor(f"{prefix}self_attn.sinks", config.num_heads).float() if config.attention_sinks else None
     return AttentionBlock(
         config,
@@ -85,7 +102,7 @@ def load_attention_block(
         qkv=loader.linear(
             [prefix + name for name in names.qkv],
             in_features=config.hidden_size,
-            out_features=(query_size, kv_size, kv_size),
+            out_features=(num_per_head * query_size, kv_size, kv_size),
             bias=config.qkv_bias,
             order=_order(config),
             rows=(own, own_kv, own_kv),

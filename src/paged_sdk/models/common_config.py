@@ -13,6 +13,7 @@ from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.rope_fields import read_rope, rope_section
 
 __all__ = [
+    "FULL",
     "SLIDING",
     "must_not_be_tied",
     "own_heads",
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 SLIDING = "sliding_attention"
-_FULL = "full_attention"
+FULL = "full_attention"
 
 # transformers has several names for the same function, by implementation.
 _OTHER_NAMES = MappingProxyType(
@@ -135,10 +136,10 @@ def read_layer_ropes(
     # ``type``, the older name of ``rope_type``.
     nested = fields.section("rope_parameters")
     unscaled = ConfigFields({} if nested.values() else {"rope_type": "default"})
-    full = unscaled.updated(nested.section(_FULL)).updated(fields.section("rope_scaling"))
+    full = unscaled.updated(nested.section(FULL)).updated(fields.section("rope_scaling"))
     windowed, head_dim = fields.updated(ConfigFields({"rope_theta": windowed_theta})), read_head_dim(fields)
     ropes = {
-        _FULL: read_rope(fields, full, head_dim=head_dim, default_theta=full_theta, is_nested=True),
+        FULL: read_rope(fields, full, head_dim=head_dim, default_theta=full_theta, is_nested=True),
         SLIDING: read_rope(
             windowed, nested.section(SLIDING), head_dim=head_dim, default_theta=windowed_theta, is_nested=True
         ),
@@ -195,11 +196,11 @@ def read_layer_types(fields: ConfigFields, is_sliding: Callable[[int], bool]) ->
     :param is_sliding: returns whether the layer of an index has a window; used if the config has no ``layer_types``
     """
     num_layers = fields.positive("num_hidden_layers")
-    types = fields.texts("layer_types") or tuple(SLIDING if is_sliding(i) else _FULL for i in range(num_layers))
+    types = fields.texts("layer_types") or tuple(SLIDING if is_sliding(i) else FULL for i in range(num_layers))
     if len(types) != num_layers:
         raise CheckpointError(f"config.json: layer_types has {len(types)} entries: expected {num_layers}")
-    if not set(types) <= {SLIDING, _FULL}:
-        raise fields.error("layer_types", f"{SLIDING} or {_FULL} for each layer")
+    if not set(types) <= {SLIDING, FULL}:
+        raise fields.error("layer_types", f"{SLIDING} or {FULL} for each layer")
     return types
 
 
@@ -220,6 +221,7 @@ def read_moe(
     intermediate_size: int,
     renormalize: bool,
     shared_intermediate_size: int | None = None,
+    known: Iterable[str] = (),
 ) -> MoeConfig:
     """Read the settings of the mixtures of experts.
 
@@ -227,10 +229,11 @@ def read_moe(
     :param intermediate_size: intermediate size of one expert
     :param renormalize: whether the weights of a token's experts are scaled to sum to 1
     :param shared_intermediate_size: intermediate size of the shared expert; None: the family has none
+    :param known: fields of its own kind of experts or routing that the family reads itself
     :raises CheckpointError: a value is missing or invalid
     :raises UnsupportedArchitectureError: the config has experts or routing of another family
     """
-    own = () if shared_intermediate_size is None else (_SHARED_SIZE,)
+    own = (*known, *(() if shared_intermediate_size is None else (_SHARED_SIZE,)))
     others = [key for key in _OTHER_MOE_FIELDS if key not in own and fields.is_set(key)]
     if read_activation(fields, "hidden_act", Activation.SILU) is not Activation.SILU:
         others.append("hidden_act")

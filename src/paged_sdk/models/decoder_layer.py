@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.recurrent import GatedDeltaConfig, ShortConvConfig
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import NoNorm, Norm
 from paged_sdk.models.attention_block import AttentionBlock, load_attention_block
 from paged_sdk.models.family import TensorNames
+from paged_sdk.models.gated_delta_block import load_gated_delta_block
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
 from paged_sdk.models.moe_mlp import MoeMlp, load_moe_mlp
 from paged_sdk.models.norms import load_norm
 from paged_sdk.models.plain_mlp import PlainMlp, load_plain_mlp
+from paged_sdk.models.short_conv_block import load_short_conv_block
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear
 
-__all__ = ["DecoderLayer", "load_decoder_layer"]
+__all__ = ["DecoderLayer", "Mixer", "load_decoder_layer"]
+
+
+class Mixer(Protocol):
+    """Mixes the tokens of each sequence: attention, or a recurrent layer in its place."""
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Return the linear layers, in the order in which they are applied."""
+        ...
+
+    def forward(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
+        """Apply the mixer to the tokens of a step, ``[num_tokens, hidden_size]``.
+
+        :param rotation: the rotary embedding at the tokens' positions
+        """
+        ...
 
 
 class DecoderLayer:
     """Holds attention and MLP with their norms.
 
+    :param mixer: attention, or what is in its place
     :param attention_norm: norm before attention; computed together with the preceding residual addition
     :param attention_output_norm: norm of attention's output before its residual addition (gemma)
     :param mlp_norm: norm before the MLP; None: the MLP runs in parallel to attention, with one residual addition
@@ -36,7 +58,7 @@ class DecoderLayer:
     def __init__(
         self,
         *,
-        attention: AttentionBlock,
+        mixer: Mixer,
         mlp: GatedMlp | PlainMlp | MoeMlp,
         attention_norm: Norm,
         mlp_norm: Norm | None,
@@ -45,7 +67,7 @@ class DecoderLayer:
         beside_norm: Norm | None = None,
         residual_scale: float | None = None,
     ) -> None:
-        self.attention = attention
+        self.mixer = mixer
         self.mlp = mlp
         self.attention_norm = attention_norm
         self.attention_output_norm = attention_output_norm
@@ -53,6 +75,12 @@ class DecoderLayer:
         self.mlp_output_norm = mlp_output_norm
         self.beside_norm = beside_norm
         self._residual_scale = residual_scale
+
+    @property
+    def attention(self) -> AttentionBlock:
+        """Return the attention of a layer that has it."""
+        assert isinstance(self.mixer, AttentionBlock), f"the layer has a {type(self.mixer).__name__}"
+        return self.mixer
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -69,7 +97,7 @@ class DecoderLayer:
         return tuple(linear for linear in linears if isinstance(linear, AdaptableLinear))
 
     def _linears(self) -> list[Linear]:
-        own = [self.attention.qkv, self.attention.output]
+        own = [*self.mixer.linears]
         match self.mlp:
             case GatedMlp() as mlp:
                 own += [mlp.gate_up, mlp.down]
@@ -87,7 +115,7 @@ class DecoderLayer:
         :param next_norm: the norm after the layer: the next layer's attention norm, or the model's last norm
         :returns: the residual stream after ``next_norm``, and before it
         """
-        attended = self.attention.forward(normed, rotation, ctx)
+        attended = self.mixer.forward(normed, rotation, ctx)
         if self.mlp_norm is None:
             if self.beside_norm is not None:
                 normed = self.beside_norm.forward(residual)
@@ -112,7 +140,6 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
     def norm(name: str) -> Norm:
         return load_norm(loader, config, prefix + name)
 
-    attention = load_attention_block(loader, config, names, prefix, layer)
     mlp: GatedMlp | PlainMlp | MoeMlp
     if config.moe is not None and layer in config.moe.layers:
         mlp = load_moe_mlp(loader, config, config.moe, names, prefix)
@@ -127,7 +154,7 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
     if not config.parallel_residual:
         mlp_norm = norm(names.norms.mlp) if config.input_norms else NoNorm()
     return DecoderLayer(
-        attention=attention,
+        mixer=_load_mixer(loader, config, names, layer),
         mlp=mlp,
         attention_norm=norm(attention_name) if config.input_norms else NoNorm(),
         attention_output_norm=norm(names.norms.attention_output) if config.sandwich_norms else None,
@@ -136,3 +163,15 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
         beside_norm=None if beside_name is None else norm(beside_name),
         residual_scale=config.residual_scale,
     )
+
+
+def _load_mixer(loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int) -> Mixer:
+    recurrent, prefix = config.recurrent_layers.get(layer), names.layer(layer)
+    if recurrent is None:
+        return load_attention_block(loader, config, names, prefix, layer)
+    prefix = f"{prefix}{names.recurrent}."
+    match recurrent:
+        case ShortConvConfig():
+            return load_short_conv_block(loader, config, recurrent, prefix, layer)
+        case GatedDeltaConfig():
+            return load_gated_delta_block(loader, config, recurrent, prefix, layer)

@@ -25,6 +25,7 @@ __all__ = [
     "find_family",
     "has_family",
     "has_head",
+    "must_take_images",
     "ranks_texts",
     "read_config",
     "supported_families",
@@ -40,11 +41,13 @@ class ExpertNames:
 
     :ivar block: prefix, within a layer, of the router and of ``experts``
     :ivar router: name of the router's matrix within the block
+    :ivar choice_bias: name of what is added to the experts' weights when they are chosen, within the block
     :ivar gate: name of the gate's matrix within an expert; ``up`` and ``down`` likewise
     """
 
     block: str = "mlp"
     router: str = "gate"
+    choice_bias: str = "expert_bias"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -86,6 +89,7 @@ class TensorNames:
     :ivar qkv: projections to queries, keys and values, within a layer; a single name is a fused projection, whose order
         of rows the config states
     :ivar output: output projection of attention, within a layer
+    :ivar recurrent: prefix, within a layer, of what a layer has instead of attention
     :ivar gate_up: gate and up projections of a gated MLP, within a layer; a single name is a fused projection
     :ivar up: first projection of an MLP without a gate
     :ivar down: last projection of an MLP
@@ -98,6 +102,7 @@ class TensorNames:
     head: str = "lm_head"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
+    recurrent: str = "linear_attn"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
@@ -188,6 +193,7 @@ class NestedFamily:
     :ivar places: possible prefixes of the decoder's tensors, each with the name of the output projection
     :ivar ties: default of the whole config's ``tie_word_embeddings``
     :ivar adapt: adapts the decoder's shape to the whole config
+    :ivar takes_images: whether prompts may have images; False: the decoder runs without the encoder
     """
 
     architectures: tuple[str, ...]
@@ -199,6 +205,7 @@ class NestedFamily:
     )
     ties: bool = False
     adapt: Callable[[DecoderConfig, ConfigFields], DecoderConfig] = lambda shape, fields: shape
+    takes_images: bool = True
 
     def resolve(self, fields: ConfigFields) -> DecoderFamily:
         """Return the decoder's family, adapted to the config and tensor names of this one.
@@ -314,6 +321,26 @@ def _is_among(classes: Collection[str], named: Collection[str]) -> bool:
 
 def _with_tied_head(family: DecoderFamily) -> DecoderFamily:
     return evolve(family, read=lambda fields: evolve(family.read(fields), tie_embeddings=True, head_bias=False))
+
+
+def must_take_images(config: Mapping[str, Any]) -> None:
+    """Refuse to read images with a model of which only the decoder runs.
+
+    :param config: config.json's content
+    :raises UnsupportedArchitectureError: the family takes no images here
+    """
+    family = _of_config(config)
+    if isinstance(family, NestedFamily) and not family.takes_images:
+        model_type = ConfigFields(config).text("model_type")
+        raise UnsupportedArchitectureError(
+            f"model_type {shown(model_type)} takes no images here: its decoder runs without them (TextModelBuilder)",
+            architecture=model_type,
+            supported=[
+                name
+                for name, each in supported_families().items()
+                if isinstance(each, NestedFamily) and each.takes_images
+            ],
+        )
 
 
 def has_head(config: Mapping[str, Any]) -> bool:

@@ -25,6 +25,7 @@ from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import InsertedRows, StepContext
 from paged_sdk.layers.norm import LayerNorm, NoNorm, Norm
+from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.fusible import ACTIVATIONS
@@ -240,7 +241,9 @@ def native_projections(model: DecoderModel) -> list[dict[int, str]]:
     """
     found = []
     for layer in model.layers:
-        linears: dict[int, Linear] = {0: layer.attention.qkv, 3: layer.attention.output}
+        linears: dict[int, Linear] = {}
+        if isinstance(layer.mixer, AttentionBlock):
+            linears |= {0: layer.mixer.qkv, 3: layer.mixer.output}
         if isinstance(layer.mlp, GatedMlp):
             linears |= {4: layer.mlp.gate_up, 6: layer.mlp.down}
         elif isinstance(layer.mlp, PlainMlp):

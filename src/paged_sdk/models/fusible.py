@@ -72,6 +72,8 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
     :param backend: the attention backend that keeps these layers' keys and values
     :param layers: the layers to check; None: all
     """
+    if model.config.recurrent_layers:
+        return "the native decoder has no recurrent layers"
     if (pages := backend.native_pages) is None:
         return "its attention is not native"
     if model.group is not None and model.group.shared is None:

@@ -38,6 +38,7 @@ class MoeMlp:
 
     :param router: the router's weight, ``[num_experts, hidden_size]``
     :param router_bias: ``[num_experts]``; None: no bias
+    :param choice_bias: added to the experts' weights when they are chosen, ``[num_experts]``; None: nothing is added
     :param shared: the shared expert, whose output is added; None: there is none
     """
 
@@ -48,11 +49,13 @@ class MoeMlp:
         router: Tensor,
         experts: Experts,
         router_bias: Tensor | None = None,
+        choice_bias: Tensor | None = None,
         shared: SharedExpert | None = None,
     ) -> None:
         self.config = config
         self.router = router
         self.router_bias = router_bias
+        self._choice_bias = choice_bias
         self.experts = experts
         self.shared = shared
 
@@ -62,6 +65,8 @@ class MoeMlp:
         config = self.config
         if config.sparse_mixer is not None:
             weights, ids = _mix_sparsely(logits, config.sparse_mixer)
+        elif config.sigmoid_scores:
+            weights, ids = _route_by_sigmoid(logits, config, self._choice_bias)
         else:
             weights, ids = route(logits, config.num_experts_per_token, renormalize=config.renormalize)
         chosen = self.experts.forward(x, weights, ids)
@@ -84,6 +89,20 @@ def _mix_sparsely(logits: Tensor, margin: float) -> tuple[Tensor, Tensor]:
         ids.append(chosen)
         left = left.scatter(-1, chosen, -torch.inf)
     return torch.cat(weights, -1), torch.cat(ids, -1)
+
+
+def _route_by_sigmoid(logits: Tensor, config: MoeConfig, choice_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Choose the experts with the largest sigmoids, after ``choice_bias`` is added to them (Liu et al., 2024, arXiv
+    2408.15664).
+
+    :param logits: the router's scores, ``[num_tokens, num_experts]``
+    """
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
+    ids = (scores if choice_bias is None else scores + choice_bias).topk(config.num_experts_per_token).indices
+    weights = scores.gather(-1, ids)
+    if config.renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-6)
+    return weights * config.routed_scale, ids
 
 
 def load_moe_mlp(
@@ -114,6 +133,7 @@ def load_moe_mlp(
             ),
         ),
         router_bias=loader.tensor(f"{block}.{own.router}.bias", moe.num_experts) if moe.has_biases else None,
+        choice_bias=loader.tensor(f"{block}.{own.choice_bias}", moe.num_experts) if moe.has_choice_bias else None,
         shared=None
         if moe.shared_intermediate_size is None
         else _load_shared(loader, config, f"{block}.shared_expert", moe.shared_intermediate_size),

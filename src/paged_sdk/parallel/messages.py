@@ -71,7 +71,16 @@ class StepWriter:
                 media.append((row.seq_id, _written_media(row.media)))
         self._told.difference_update(step.finished_seq_ids)
         vectors = None if inserted is None else _written_inserted(inserted)
-        return (STEP, rows, step.copies, list(step.released), list(step.finished_seq_ids), media, vectors)
+        return (
+            STEP,
+            rows,
+            step.copies,
+            step.state_copies,
+            list(step.released),
+            list(step.finished_seq_ids),
+            media,
+            vectors,
+        )
 
 
 class StepReader:
@@ -82,7 +91,7 @@ class StepReader:
 
     def read(self, message: Message) -> tuple[Step, InsertedRows | None]:
         """Return the step of a message, and the image vectors that replace token embeddings."""
-        _, rows, copies, released, finished, media, vectors = message
+        _, rows, copies, state_copies, released, finished, media, vectors = message
         self._media |= {seq_id: _read_media(*written) for seq_id, written in media}
         step = Step(
             rows=[
@@ -90,6 +99,7 @@ class StepReader:
                 for token_ids, kv_ids, *others in rows
             ],
             copies=copies,
+            state_copies=state_copies,
             released=released,
             finished_seq_ids=finished,
         )

@@ -56,6 +56,8 @@ def follow(
                     step, inserted = steps.read(message)
                     if step.copies:
                         backend.copy(step.copies)
+                    if step.state_copies:
+                        backend.copy_states(step.state_copies)
                     backend.release(step.released)
                     if step.rows and path is not None and way is not Way.LAUNCHED:
                         path.run(way, step.rows)

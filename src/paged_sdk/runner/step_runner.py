@@ -84,6 +84,8 @@ class StepRunner:
         with self._watching():
             if output.copies:
                 self.backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in output.copies])
+            if output.state_copies:
+                self.backend.copy_states([(copy.src, copy.dst) for copy in output.state_copies])
             self.backend.release(output.released)
             if self.blocks is not None:
                 self.blocks.restore(output.restores)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Sequence_
 
 from attrs import define, field, frozen
 
-from paged_sdk.kv.manager import KvCopy, StoredBlock
+from paged_sdk.kv.manager import KvCopy, StateCopy, StoredBlock
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.types.reading import PooledVector
 from paged_sdk.types.step import AWAITED, Step, StepRow
@@ -70,6 +70,7 @@ class SchedulerOutput:
     :ivar num_prompt_tokens: number of tokens in prefill chunks that start within a prompt; recomputed output does not
         count
     :ivar num_decodes: how many of the rows, the first ones, only decode
+    :ivar state_copies: states of recurrent layers to copy, beside ``copies``
     :ivar restores: blocks to fill with stored content; paged only. If nothing runs, there may be some without rows
     :ivar withheld: rows whose sequences wait for this step's result: see :meth:`Scheduler.withhold`
     """
@@ -81,6 +82,7 @@ class SchedulerOutput:
     finished_seq_ids: list[int]
     num_prompt_tokens: int = 0
     num_decodes: int = 0
+    state_copies: list[StateCopy] = field(factory=list)
     withheld: list[ScheduledSequence] = field(factory=list)
     restores: list[StoredBlock] = field(factory=list)
 
@@ -124,11 +126,18 @@ class SchedulerOutput:
                     adapter=None if sequence.request.adapter is None else sequence.request.adapter.number,
                     adapter_start=sequence.request.adapter_start,
                     media=sequence.request.media,
+                    state_slot=sequence.table.state_slot,
                     second_part=second_part,
                 )
             )
         copies = [(copy.src, copy.dst, copy.num_tokens) for copy in self.copies]
-        return Step(rows=rows, copies=copies, released=self.released, finished_seq_ids=self.finished_seq_ids)
+        return Step(
+            rows=rows,
+            copies=copies,
+            state_copies=[(copy.src, copy.dst) for copy in self.state_copies],
+            released=self.released,
+            finished_seq_ids=self.finished_seq_ids,
+        )
 
 
 def _num_read(sequence: Sequence, row: ScheduledSequence) -> int:
@@ -149,12 +158,14 @@ class NewTokens:
     :ivar token_ids: the tokens of each, at least one
     :ivar rows: index into ``SchedulerOutput.scheduled`` of the row that sampled them
     :ivar samples: by index into these lists, which of the row's samples the first token is, where it is not the first
+    :ivar pinned: the sequences whose prompts are computed and held from now on
     """
 
     sequences: list[Sequence] = field(factory=list)
     token_ids: list[list[int]] = field(factory=list)
     rows: list[int] = field(factory=list)
     samples: dict[int, int] = field(factory=dict)
+    pinned: list[Sequence] = field(factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -27,6 +27,7 @@ class MemoryPlan:
     :ivar num_blocks: blocks in the pool; 0 if the cache is not paged
     :ivar kv_bytes: size of the pool; without paging, of one sequence of maximum length
     :ivar kv_tokens: the number of tokens that fit into these bytes
+    :ivar state_bytes: size of the states of recurrent layers, of running sequences and of prefixes that are kept
     :ivar max_model_len: maximum number of tokens per sequence
     :ivar max_num_seqs: sequences computed at once
     """
@@ -47,6 +48,7 @@ class MemoryPlan:
     kv_tokens: int
     max_model_len: int
     max_num_seqs: int
+    state_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as plain data, for JSON."""

@@ -38,6 +38,7 @@ class StepRow:
     :ivar adapter: the number of the adapter to apply; None: none
     :ivar adapter_start: the first token of the sequence to which the adapter is applied
     :ivar media: the images of the sequence's prompt; None: it has none
+    :ivar state_slot: where the sequence's state in recurrent layers is; models without such layers ignore it
     :ivar second_part: where the second of two texts begins, for models with token types; None: there is one text
     """
 
@@ -52,6 +53,7 @@ class StepRow:
     adapter: int | None = None
     adapter_start: int = 0
     media: PromptMedia | None = None
+    state_slot: int = 0
     second_part: int | None = None
 
     @property
@@ -71,11 +73,13 @@ class Step:
 
     :ivar rows: the sequences with the tokens to compute
     :ivar copies: source, target and number of tokens: whole blocks when paged, otherwise the first tokens of slots
+    :ivar state_copies: source and target slot of each state to copy, beside ``copies``
     :ivar released: slots whose storage may be freed (contiguous only)
     :ivar finished_seq_ids: sequences that have ended, whose state may be dropped
     """
 
     rows: list[StepRow]
     copies: list[tuple[int, int, int]] = field(factory=list)
+    state_copies: list[tuple[int, int]] = field(factory=list)
     released: list[int] = field(factory=list)
     finished_seq_ids: list[int] = field(factory=list)

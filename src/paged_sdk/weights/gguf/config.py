@@ -136,7 +136,7 @@ def _common(model: GgufModel) -> dict[str, Any]:
         "intermediate_size": model.integer("feed_forward_length"),
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": model.integer("attention.head_count_kv", num_heads),
+        "num_key_value_heads": max(model.of_layers("attention.head_count_kv", num_heads)),
         "head_dim": model.head_dim,
         "max_position_embeddings": model.integer("context_length"),
         **norm_eps(model),

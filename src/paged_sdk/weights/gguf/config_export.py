@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKind
+from paged_sdk.config.recurrent import ShortConvConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.weights.gguf.config import GEMMA3_LOCAL_THETA, GEMMA3_PERIOD
 from paged_sdk.weights.gguf.names import ARCHITECTURES
@@ -87,6 +88,8 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
         values |= _gemma(config, name)
     if axes := rope.axis_of_frequency:
         values["rope.dimension_sections"] = [axes.count(axis) for axis in range(4)]
+    if config.recurrent_layers:
+        values |= _convolutions(config)
     if config.num_image_layers:
         values["n_deepstack_layers"] = config.num_image_layers
     values |= _factors(config, name)
@@ -102,6 +105,16 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
     if name in ("cohere2", "exaone4") and any(config.sliding_windows):
         values["attention.sliding_window"] = max(width for width in config.sliding_windows if width is not None)
     return {f"{name}.{key}": value for key, value in values.items()}
+
+
+def _convolutions(config: DecoderConfig) -> dict[str, Any]:
+    """Return what says which layers of LFM2 have a convolution: those without KV heads."""
+    convs = config.recurrent_layers
+    conv = next(iter(convs.values()))
+    if not isinstance(conv, ShortConvConfig) or conv.bias:
+        raise not_writable(config, "GGUF has no biases of convolutions")
+    counts = [0 if layer in convs else config.num_kv_heads for layer in range(config.num_layers)]
+    return {"attention.head_count_kv": counts, "shortconv.l_cache": conv.kernel_size}
 
 
 def _mixture(config: DecoderConfig) -> dict[str, Any]:

@@ -206,8 +206,11 @@ def _one(
             permuted_heads=heads,
             offset=architecture.norm_offset if stored.endswith("norm.weight") else 0.0,
         )
-    # The gate of the shared expert has one row, and is a vector in GGUF.
-    squeezed = shape[1:] if stored.endswith(".ffn_gate_inp_shexp.weight") else shape
+    squeezed = shape
+    if stored.endswith(".ffn_gate_inp_shexp.weight"):  # the gate of the shared expert has one row: a vector in GGUF
+        squeezed = shape[1:]
+    elif stored.endswith(".shortconv.conv.weight"):  # one input channel, of which GGUF has no dimension
+        squeezed = (shape[0], shape[-1])
     return GgufMatrix(shape=squeezed, matrices=[source.matrix(name)], permuted_heads=heads)
 
 

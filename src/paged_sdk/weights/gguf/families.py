@@ -168,6 +168,18 @@ def _nemotron(model: GgufModel) -> dict[str, Any]:
     }
 
 
+def _lfm2(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of LFM2, whose layers without KV heads have a convolution instead of attention."""
+    kinds = ["full_attention" if count else "conv" for count in model.of_layers("attention.head_count_kv")]
+    return {
+        "norm_eps": model.number("attention.layer_norm_rms_epsilon"),
+        "layer_types": kinds,
+        "conv_L_cache": model.integer("shortconv.l_cache"),
+        "conv_bias": False,
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
 def _olmoe(model: GgufModel) -> dict[str, Any]:
     # For this architecture llama.cpp neither clips queries, keys and values nor normalizes routing weights.
     return {"attention_bias": False, "clip_qkv": None, "norm_topk_prob": False}
@@ -278,6 +290,7 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "command-r": _command_r,
         "cohere2": _cohere2,
         "nemotron": _nemotron,
+        "lfm2": _lfm2,
         "olmoe": _olmoe,
         "phi2": _phi2,
         "gpt-oss": _gpt_oss,

@@ -70,8 +70,11 @@ _CODEBOOKS: Final = re.compile(r"IQ[123]_[A-Z]+")  # types and mixtures of less 
 _LAYER: Final = re.compile(r"blk\.(\d+)\.")
 _TERNARY: Final = ("TQ1_0", "TQ2_0")
 _OF_FEW_BITS: Final = ("Q2_K", "Q3_K", "Q4_K", "IQ4_NL", "IQ4_XS")
-# Not quantized: norms, routers of experts, rotary factors; and encoders' position and type embeddings and classifiers.
-_EXACT: Final = re.compile(r"_norm\.|ffn_gate_inp|^rope_|^position_embd\.|^token_types\.|^cls\.output\.")
+# Not quantized: norms, routers of experts, rotary factors, convolutions; and encoders' position and type embeddings and
+# classifiers.
+_EXACT: Final = re.compile(
+    r"_norm\.|ffn_gate_inp|^rope_|\.shortconv\.conv\.|^position_embd\.|^token_types\.|^cls\.output\."
+)
 
 
 @frozen(kw_only=True)

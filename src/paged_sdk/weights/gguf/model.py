@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from attrs import frozen
 
@@ -14,6 +15,9 @@ from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.gguf.tensor import GgufTensor
 
 __all__ = ["GgufModel"]
+
+_IN_ALL_LAYERS: Final = MappingProxyType({"lfm2": "ffn_norm"})
+"""A norm that every layer has, of architectures in which only some layers have attention."""
 
 
 @frozen
@@ -50,6 +54,21 @@ class GgufModel:
             raise self.malformed(f"metadata {self.architecture}.{key} is {shown(value)}: expected an int >= {minimum}")
         return value
 
+    def of_layers(self, key: str, default: int | None = None) -> list[int]:
+        """Return an int for each layer: a list with one of each, of architectures whose layers differ, or the same for
+        all.
+
+        :returns: 0 or more each, and more for at least one
+        """
+        values = self.metadata.get(f"{self.architecture}.{key}")
+        if self.architecture not in _IN_ALL_LAYERS or not isinstance(values, list):
+            return [self.integer(key, default)] * self.num_layers
+        is_count = all(isinstance(value, int) and value >= 0 for value in values)
+        if not is_count or len(values) != self.num_layers or len({*values} - {0}) != 1:
+            what = f"one for each of {self.num_layers} layers, the same or 0"
+            raise self.malformed(f"metadata {self.architecture}.{key} is {shown(values)}: expected {what}")
+        return values
+
     def tensor(self, name: str) -> GgufTensor:
         found = self.tensors.get(name)
         if found is None:
@@ -71,7 +90,7 @@ class GgufModel:
     @property
     def num_layers(self) -> int:
         count = self.integer("block_count")
-        self.tensor(f"blk.{count - 1}.attn_output.weight")
+        self.tensor(f"blk.{count - 1}.{_IN_ALL_LAYERS.get(self.architecture, 'attn_output')}.weight")
         if count > len(self.tensors):
             raise self.malformed(f"it has {len(self.tensors)} tensors for {count} layers")
         return count

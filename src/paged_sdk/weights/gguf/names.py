@@ -1,10 +1,11 @@
 """List GGUF's tensor names for each architecture, and how values differ from those of Hugging Face checkpoints.
 
-GGUF's names come from llama.cpp. Its converters change values in five ways only: query and key rows of llama and a few
+GGUF's names come from llama.cpp. Its converters change values in six ways only: query and key rows of llama and a few
 others are permuted (llama.cpp's rotary embedding pairs neighbours, Hugging Face's pairs the halves of a head); the norm
 weights of gemma and nemotron have 1 added; the matrices of a layer's experts are stacked, as are stablelm's per-head
 norms; fused QKV matrices have all queries, all keys, all values (falcon's and bloom's checkpoints group them by KV
-head); and Qwen3-Reranker's rank head has two rows, which are to be subtracted.
+head); Qwen3-Reranker's rank head has two rows, which are to be subtracted; and lfm2's convolutions have one dimension
+less.
 
 The table is our own. The gguf package's maps go from every name that any checkpoint has used to GGUF's: inverting them
 takes a list of the Hugging Face names of each architecture, which is this table. The package would also require pyyaml
@@ -89,6 +90,22 @@ _FUSED = {
     "ffn_down": "mlp.down_proj",
 }
 
+_LFM2 = {
+    "attn_norm": "operator_norm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
 _DENSE_UP_DOWN = {"ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h"}
 _GROUPED = {
     "attn_norm": "input_layernorm",
@@ -138,7 +155,7 @@ _MODERN_BERT = {
 # Layers with this norm have one norm for attention and another for the parallel MLP.
 _SECOND_NORM = "blk.0.attn_norm_2.weight"
 
-_BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.(\w+(?:\.\w+)?)\.(weight|bias)")
 _LAYER_NUMBER = re.compile(r"(\d+)\.(.+)")
 _TOP_TENSOR = re.compile(r"(\w+(?:\.\w+)?)\.(weight|bias)")
 
@@ -282,6 +299,16 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             block_names=_ATTENTION | _PRE_NORM | _UP_DOWN,
             norm_offset=1.0,
             bias_groups=_BIAS_GROUPS,
+        ),
+        "lfm2": GgufArchitecture(
+            model_type="lfm2",
+            block_names=_LFM2,
+            # The norm before the output projection; files have it as that of the embeddings.
+            top_names={
+                "token_embd": "model.embed_tokens",
+                "token_embd_norm": "model.embedding_norm",
+                "output": "lm_head",
+            },
         ),
         "olmoe": GgufArchitecture(model_type="olmoe", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _EXPERTS),
         "phi2": GgufArchitecture(

@@ -176,8 +176,12 @@ class GgufSource:
             return
         if EACH not in name:
             # The shared expert's gate is a matrix with one row, which converters write as a vector.
-            is_row = tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1
-            yield name, evolve(tensor, shape=(1, *tensor.shape)) if is_row else tensor
+            if tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1:
+                tensor = evolve(tensor, shape=(1, *tensor.shape))
+            # A convolution of each channel by itself has one input channel, which converters leave out.
+            if own == "conv" and len(tensor.shape) == 2:
+                tensor = evolve(tensor, shape=(tensor.shape[0], 1, tensor.shape[1]))
+            yield name, tensor
             return
         is_norm = tensor.name.endswith("_norm.weight")  # one row per head
         of_vectors = is_norm or tensor.name.endswith(".bias")

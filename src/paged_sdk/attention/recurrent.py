@@ -1,0 +1,152 @@
+"""Keeps sequences' states of recurrent layers, beside the KV of a model's other layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from paged_sdk.attention.backend import AttentionBackend, KvStorage
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.kernels.recurrent_step import RecurrentRows, RecurrentStep
+from paged_sdk.kernels.relative_bias import RelativeBias
+from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.kernels.step import AttentionStep
+from paged_sdk.types.step import StepRow
+
+__all__ = ["StatefulBackend", "state_bytes", "stateful_storage"]
+
+
+def state_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of one sequence's states in all recurrent layers.
+
+    :param dtype: the model's dtype
+    """
+    return sum(
+        torch.Size(each.shape).numel() * _state_dtype(dtype, in_float32=each.in_float32).itemsize
+        for layer in config.recurrent_layers.values()
+        for each in layer.states
+    )
+
+
+def stateful_storage(
+    inner: KvStorage, config: DecoderConfig, *, num_slots: int, dtype: torch.dtype, device: torch.device
+) -> KvStorage:
+    """Return KV storage with states beside it.
+
+    :param inner: stores the KV of the layers with attention
+    :param config: the shape of the whole model
+    :param num_slots: number of sequences with a state
+    """
+
+    def make(num_blocks: int) -> StatefulBackend:
+        return StatefulBackend(inner.make(num_blocks), config, num_slots=num_slots, dtype=dtype, device=device)
+
+    return evolve(inner, make=make)
+
+
+class StatefulBackend(AttentionBackend):
+    """Keeps a state per slot and recurrent layer, ``[num_slots, ...]``, and the other layers' KV in another backend.
+
+    Slots are not cleared: a row that begins its sequence does not read what its slot holds.
+
+    :param inner: keeps the KV of the layers with attention, which it numbers from 0
+    """
+
+    def __init__(
+        self,
+        inner: AttentionBackend,
+        config: DecoderConfig,
+        *,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._inner = inner
+        self._device = device
+        self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
+        self._states: dict[int, tuple[Tensor, ...]] = {
+            layer: tuple(
+                torch.zeros(
+                    num_slots, *each.shape, dtype=_state_dtype(dtype, in_float32=each.in_float32), device=device
+                )
+                for each in recurrent.states
+            )
+            for layer, recurrent in config.recurrent_layers.items()
+        }
+
+    def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
+        """See :meth:`AttentionBackend.prepare`. No two rows may have the same slot."""
+        own = RecurrentRows(
+            [row.state_slot for row in rows],
+            [row.start for row in rows],
+            [row.num_new_tokens for row in rows],
+            device=self._device,
+        )
+        return _StatefulStep(self._places, self._inner.prepare(rows), RecurrentStep(own, self._states))
+
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """See :meth:`AttentionBackend.copy`."""
+        self._inner.copy(copies)
+
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        """See :meth:`AttentionBackend.copy_states`."""
+        sources, targets = (torch.tensor(slots, device=self._device) for slots in zip(*copies, strict=True))
+        for states in self._states.values():
+            for state in states:
+                state[targets] = state[sources]
+
+    def release(self, kv_ids: Iterable[int]) -> None:
+        """See :meth:`AttentionBackend.release`."""
+        self._inner.release(kv_ids)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of KV; states are not counted."""
+        return self._inner.num_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of all states."""
+        return sum(state.nbytes for states in self._states.values() for state in states)
+
+    @property
+    def windows(self) -> Sequence[int | None]:
+        """See :attr:`AttentionBackend.windows`."""
+        return self._inner.windows
+
+
+class _StatefulStep(AttentionStep):
+    """Computes attention by another backend's step, which numbers the layers with attention from 0."""
+
+    def __init__(self, places: dict[int, int], inner: AttentionStep, recurrent: RecurrentStep) -> None:
+        self._places = places
+        self._inner = inner
+        self._recurrent = recurrent
+
+    @property
+    def recurrent(self) -> RecurrentStep:
+        return self._recurrent
+
+    def forward(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None = None,
+        *,
+        relative: RelativeBias | None = None,
+    ) -> Tensor:
+        return self._inner.forward(self._places[layer], query, key, value, sinks, relative=relative)
+
+    def rotate_and_forward(
+        self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
+    ) -> Tensor:
+        return self._inner.rotate_and_forward(self._places[layer], query_key, value, rotation, sinks)
+
+
+def _state_dtype(dtype: torch.dtype, *, in_float32: bool) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32) if in_float32 else dtype

@@ -1,0 +1,102 @@
+"""Checks what models with recurrent layers do not go together with, and counts their states' memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from paged_sdk.attention.recurrent import state_bytes
+from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.env import DRAFT_MODEL, GAMMA, PREFIX_CACHE_N, Environment
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.placement import Placement
+from paged_sdk.logs import get_logger
+
+__all__ = ["check_stateful", "refuse_draft", "refuse_ranks", "states_of", "with_states"]
+
+_log = get_logger(__name__)
+
+
+def check_stateful(
+    shape: DecoderConfig, settings: BuildSettings, environment: Environment, placement: Placement
+) -> None:
+    """Check that no setting asks for something that recurrent layers do not go together with.
+
+    :raises ConfigError: one does, or the topology names several devices
+    """
+    if not shape.recurrent_layers:
+        return
+    paged = environment.paged_attn if settings.paged_attn is None else settings.paged_attn
+    asked: tuple[str, object] = ("with_prefix_cache_n", settings.prefix_cache_n)
+    if settings.prefix_cache_n is None:
+        asked = (PREFIX_CACHE_N, environment.prefix_cache_n)
+    if paged is False and asked[1]:
+        reason = f"{shape.model_type} has recurrent layers, whose states are kept for paged KV only"
+        raise ConfigError.of(*asked, f"0 without paged attention: {reason}")
+    drafts: Sequence[tuple[str, object]] = (
+        ("with_speculation", settings.gamma),
+        ("draft", None if settings.draft is None else settings.draft.model.location),
+        *(((GAMMA, environment.gamma), (DRAFT_MODEL, environment.draft_model)) if settings.gamma is None else ()),
+    )
+    for setting, value in drafts:
+        if value:
+            reason = f"{shape.model_type} has recurrent layers, whose states do not go back to before a rejected draft"
+            raise ConfigError.of(setting, value, f"no speculation: {reason}")
+    if not placement.is_one_device:
+        raise ConfigError.of(
+            "Topology.devices", str(placement), f"one device for {shape.model_type}'s recurrent layers"
+        )
+
+
+def refuse_ranks(shape: DecoderConfig, setting: str, size: int) -> None:
+    """Check that a model is not to be divided if it has recurrent layers.
+
+    :raises ConfigError: it is
+    """
+    if shape.recurrent_layers:
+        raise ConfigError.of(setting, size, f"1: recurrent layers, which {shape.model_type} has, are not divided")
+
+
+def refuse_draft(shape: DecoderConfig, location: str) -> None:
+    """Check that a draft model has no recurrent layers.
+
+    :raises ConfigError: it has
+    """
+    if shape.recurrent_layers:
+        raise ConfigError.of("draft", location, f"a model without recurrent layers, which {shape.model_type} has")
+
+
+def states_of(shape: DecoderConfig, config: EngineConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of the states of recurrent layers, of running sequences and of prefixes that are kept.
+
+    :param dtype: the model's dtype
+    """
+    return config.num_state_slots * state_bytes(shape, dtype)
+
+
+def with_states(
+    activations: dict[torch.device, int],
+    shape: DecoderConfig,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    *,
+    device: torch.device,
+) -> dict[torch.device, int]:
+    """Return the bytes that a model needs on each device besides KV, with those of its sequences' states.
+
+    :param activations: the bytes without states
+    :param device: the device of the recurrent layers
+    """
+    if not shape.recurrent_layers:
+        return activations
+    num_bytes = states_of(shape, config, dtype)
+    _log.info(
+        "States of recurrent layers: %.1f MiB for %d sequences and %d kept prefixes.",
+        num_bytes / 2**20,
+        config.max_num_seqs,
+        config.num_kept_states,
+    )
+    return {**activations, device: activations.get(device, 0) + num_bytes}

@@ -1,0 +1,130 @@
+"""Compute gated delta networks, linear attention that some layers have instead of softmax attention (Qwen3-Next)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.recurrent import GatedDeltaConfig
+from paged_sdk.kernels.gated_delta import gated_delta_rule
+from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.kernels.short_conv import short_conv
+from paged_sdk.kernels.step import StepContext
+from paged_sdk.layers.norm import RMSNorm
+from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.quant.linear import Linear
+
+__all__ = ["GatedDeltaBlock", "load_gated_delta_block"]
+
+
+class GatedDeltaBlock:
+    """Computes a short convolution of queries, keys and values, the gated delta rule, and a gated norm.
+
+    :param layer: the layer's index, under which the step has its states
+    :param input: projects to queries, keys, values and output gates, in this order
+    :param rates: projects to write strengths and decays, one each per head of values
+    :param conv: the convolution's weight, ``[channels, kernel_size]``
+    :param log_rate: the logarithm of each head's rate of decay, ``[num_value_heads]`` in at least float32
+    :param step_bias: what is added to decays, ``[num_value_heads]`` in at least float32
+    :param norm: norms each head's output
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        config: GatedDeltaConfig,
+        *,
+        input: Linear,
+        rates: Linear,
+        output: Linear,
+        conv: Tensor,
+        log_rate: Tensor,
+        step_bias: Tensor,
+        norm: RMSNorm,
+    ) -> None:
+        self.input = input
+        self.rates = rates
+        self.output = output
+        self._layer = layer
+        self._config = config
+        self._conv = conv
+        self._rate = log_rate.exp()
+        self._step_bias = step_bias
+        self._norm = norm
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Return the linear layers, in the order in which they are applied."""
+        return self.input, self.rates, self.output
+
+    def forward(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
+        """Apply the block to the tokens of a step, ``[num_tokens, hidden_size]``. Positions do not matter."""
+        config, step = self._config, ctx.attention.recurrent
+        conv_pool, pool = step.states[self._layer]
+        inner, gates = torch.split(self.input.forward(x, ctx), [config.channels, config.value_width], -1)
+        strength, decay = self.rates.forward(x, ctx).chunk(2, -1)
+        inner = F.silu(short_conv(inner, self._conv, None, conv_pool, step.rows))
+        query, key, value = torch.split(inner, [config.key_width, config.key_width, config.value_width], -1)
+        read = gated_delta_rule(
+            torch.unflatten(query, -1, (-1, config.key_dim)),
+            torch.unflatten(key, -1, (-1, config.key_dim)),
+            torch.unflatten(value, -1, (-1, config.value_dim)),
+            -self._rate * F.softplus(decay.to(self._rate.dtype) + self._step_bias),
+            strength.sigmoid(),
+            pool,
+            step.rows,
+        )
+        gates = torch.unflatten(gates, -1, (-1, config.value_dim)).to(self._rate.dtype)
+        gated = (self._norm.forward(read) * F.silu(gates)).to(x.dtype)
+        return self.output.forward(gated.flatten(1), ctx)
+
+
+def load_gated_delta_block(
+    loader: WeightLoader, config: DecoderConfig, delta: GatedDeltaConfig, prefix: str, layer: int
+) -> GatedDeltaBlock:
+    """Load one layer's gated delta network.
+
+    :param prefix: prefix of the block's tensor names
+    :raises CheckpointError: a tensor is missing or has another shape
+    """
+    hidden, heads = config.hidden_size, delta.num_value_heads
+    names = (["qkvz"], ["ba"]) if delta.is_grouped else (["qkv", "z"], ["b", "a"])
+    log_rate, step_bias = (loader.tensor(f"{prefix}{name}", heads) for name in ("A_log", "dt_bias"))
+    wide = torch.promote_types(log_rate.dtype, torch.float32)
+    return GatedDeltaBlock(
+        layer,
+        delta,
+        input=loader.linear(
+            [f"{prefix}in_proj_{name}" for name in names[0]],
+            in_features=hidden,
+            out_features=(delta.channels, delta.value_width),
+            order=_input_order(delta) if delta.is_grouped else None,
+        ),
+        rates=loader.linear(
+            [f"{prefix}in_proj_{name}" for name in names[1]],
+            in_features=hidden,
+            out_features=(heads, heads),
+            order=_group_order(delta, [heads // delta.num_key_heads] * 2) if delta.is_grouped else None,
+        ),
+        output=loader.linear([f"{prefix}out_proj"], in_features=delta.value_width, out_features=(hidden,)),
+        conv=loader.tensor(f"{prefix}conv1d.weight", delta.channels, 1, delta.kernel_size).squeeze(1),
+        log_rate=log_rate.to(wide),
+        step_bias=step_bias.to(wide),
+        norm=RMSNorm(loader.tensor(f"{prefix}norm.weight", delta.value_dim), config.norm_eps),
+    )
+
+
+def _input_order(delta: GatedDeltaConfig) -> Tensor:
+    per_group = delta.value_width // delta.num_key_heads
+    return _group_order(delta, [delta.key_dim, delta.key_dim, per_group, per_group])
+
+
+def _group_order(delta: GatedDeltaConfig, heights: list[int]) -> Tensor:
+    """Return the permutation of rows in groups per key head that puts the same parts of all groups side by side.
+
+    :param heights: rows of each part of a group
+    """
+    rows = torch.arange(delta.num_key_heads * sum(heights)).view(delta.num_key_heads, -1)
+    return torch.cat([part.flatten() for part in torch.split(rows, heights, 1)])

@@ -1,0 +1,21 @@
+"""Read the text decoder of Qwen 3.5: gated delta networks, and gated attention in every fourth layer."""
+
+from __future__ import annotations
+
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import DecoderFamily, Sizes
+from paged_sdk.models.gated_delta_fields import read_gated_delta
+
+__all__ = ["FAMILY"]
+
+
+def _read(fields: ConfigFields) -> DecoderConfig:
+    return read_gated_delta(fields.with_defaults(num_key_value_heads=4), is_grouped=False)
+
+
+FAMILY = DecoderFamily(
+    architectures=("Qwen3_5ForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=248_320, hidden=4096, mlp=12_288, layers=32, heads=16),
+)

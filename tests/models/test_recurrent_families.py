@@ -1,0 +1,270 @@
+"""Families whose layers partly keep a state per sequence: each is what transformers computes, however its prompt is cut
+and whatever is computed beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from odd_configs import reference_of
+from reference_decoding import CPU, DictSource, ours, random_prompt, reference_greedy
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.attention.contiguous import ContiguousBackend
+from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
+from paged_sdk.attention.recurrent import StatefulBackend
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.isq import IsqType
+from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
+from paged_sdk.kernels.step import StepContext
+from paged_sdk.models.any_model import plan_model
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.family import read_config
+from paged_sdk.models.fusible import why_not_fused
+from paged_sdk.models.loading import load_model
+from paged_sdk.quant.policy import WeightPolicy
+from paged_sdk.types.step import StepRow
+
+_COMMON: Final[dict[str, Any]] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+_CONV: Final = {"layer_types": ["conv", "conv", "full_attention", "conv"], "block_multiple_of": 16}
+_DELTA: Final = {
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+}
+_EXPERTS: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_SHARED: Final = _EXPERTS | {"shared_expert_intermediate_size": 48}
+CONFIGS: Final[dict[str, dict[str, Any]]] = {
+    "lfm2": _CONV,
+    "lfm2 with biases": {"model_type": "lfm2", **_CONV, "conv_bias": True, "conv_L_cache": 5},
+    "lfm2_moe": _CONV | _EXPERTS | {"num_dense_layers": 1, "routed_scaling_factor": 1.5},
+    "qwen3_next": _DELTA | _SHARED | {"mlp_only_layers": [1], "attention_bias": True},
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _DELTA | _SHARED,
+}
+PROMPT: Final = random_prompt(150)
+
+
+@functools.cache
+def models(family: str) -> tuple[PreTrainedModel, DecoderModel]:
+    with tempfile.TemporaryDirectory() as directory:
+        reference = reference_of(_COMMON | {"model_type": family} | CONFIGS[family], Path(directory))
+    for name, tensor in reference.state_dict().items():
+        if name.endswith("expert_bias"):  # zeros, otherwise
+            tensor.copy_(torch.tensor([0.5, -0.2, 0.1, 0.3]))
+    return reference, ours(reference)
+
+
+def backend_of(model: DecoderModel, cache_type: PagedCacheType | None = None) -> StatefulBackend:
+    """Make memory for four texts: contiguous KV, or a pool."""
+    attending = model.config.of_layers(model.config.attention_layers)
+    inner: AttentionBackend = ContiguousBackend(attending, dtype=model.dtype, device=CPU)
+    if cache_type is not None:
+        inner = PagedBackend(
+            attending, PoolSettings(block_size=16, dtype=model.dtype, device=CPU, cache_type=cache_type), 64
+        )
+    return StatefulBackend(inner, model.config, num_slots=4, dtype=model.dtype, device=CPU)
+
+
+def step(
+    model: DecoderModel, backend: AttentionBackend, rows: Sequence[tuple[Sequence[int], int, int]]
+) -> list[Tensor]:
+    """Run one step.
+
+    :param rows: per row its new tokens, how many came before, and its slot
+    """
+    is_paged = isinstance(backend, StatefulBackend) and isinstance(backend._inner, PagedBackend)
+    step_rows = [
+        StepRow(
+            slot,
+            start,
+            tokens,
+            range(slot * 16, slot * 16 + 16) if is_paged else [slot],
+            start + len(tokens),
+            num_logits=len(tokens),
+            state_slot=slot,
+        )
+        for tokens, start, slot in rows
+    ]
+    token_ids = torch.tensor([token for tokens, _, _ in rows for token in tokens])
+    positions = torch.cat([torch.arange(start, start + len(tokens)) for tokens, start, _ in rows])
+    with torch.inference_mode():
+        hidden = model.forward(token_ids, positions, StepContext(attention=backend.prepare(step_rows)))
+        return list(torch.split(model.logits(hidden), [len(tokens) for tokens, _, _ in rows]))
+
+
+def greedy(model: DecoderModel, prompt: Sequence[int], num_tokens: int, chunk: int) -> list[int]:
+    backend, text, start = backend_of(model, PagedCacheType.AUTO), list(prompt), 0
+    while len(text) < len(prompt) + num_tokens:
+        new = text[start : start + chunk]
+        (scores,) = step(model, backend, [(new, start, 2)])
+        start += len(new)
+        if start == len(text):
+            text.append(int(scores[-1].argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_tokens_and_logits_are_those_of_transformers(family: str) -> None:
+    reference, model = models(family)
+    with torch.inference_mode():
+        scores = reference(torch.tensor([PROMPT])).logits[0]
+    (own,) = step(model, backend_of(model), [(PROMPT, 0, 1)])
+    assert (own - scores).abs().max() < 1e-4 * scores.abs().max()
+    expected = reference_greedy(reference, PROMPT, 6)
+    assert len(set(expected)) > 1
+    assert greedy(model, PROMPT, 6, chunk=71) == greedy(model, PROMPT, 6, chunk=len(PROMPT)) == expected
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_chunks_and_neighbours_change_nothing(family: str) -> None:
+    """In float64, logits of any chunks are the same, beside decodes and other chunks, and in a slot that holds NaN."""
+    reference, _ = models(family)
+    exact = ours(reference, dtype=torch.float64)
+    (expected,) = step(exact, backend_of(exact), [(PROMPT, 0, 0)])
+    backend = backend_of(exact)
+    for states in backend._states.values():
+        for state in states:
+            state.fill_(torch.nan)
+    other = random_prompt(90, seed=3)
+    (alone,) = step(exact, backend_of(exact), [(other, 0, 0)])
+    got, got_other = list[Tensor](), list[Tensor]()
+    for (first, last), (begin, end) in zip(
+        [(0, 40), (40, 41), (41, 42), (42, 150)], [(0, 2), (2, 70), (70, 71), (71, 90)], strict=True
+    ):
+        parts = step(exact, backend, [(other[begin:end], begin, 3), (PROMPT[first:last], first, 1)])
+        got_other.append(parts[0])
+        got.append(parts[1])
+    torch.testing.assert_close(torch.cat(got), expected, rtol=0, atol=1e-5)  # logits are float32
+    torch.testing.assert_close(torch.cat(got_other), alone, rtol=0, atol=1e-5)
+
+
+def test_copied_states_go_on_alone() -> None:
+    _, model = models("qwen3_5_text")
+    backend = backend_of(model)
+    step(model, backend, [(PROMPT[:70], 0, 0)])
+    backend.copy([(0, 1, 70), (0, 2, 70)])
+    backend.copy_states([(0, 1), (0, 2)])
+    step(model, backend, [([9, 8, 7], 70, 0), ([5], 70, 2)])  # other texts from here on
+    (own,) = step(model, backend, [(PROMPT[70:], 70, 1)])
+    (expected,) = step(model, backend_of(model), [(PROMPT, 0, 0)])
+    torch.testing.assert_close(own, expected[70:], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_quantized_weights_and_keys(family: str) -> None:
+    """A part that is quantized wrongly, or not at all, shows in the median of all rows."""
+    reference, model = models(family)
+    (expected,) = step(model, backend_of(model), [(PROMPT, 0, 0)])
+    quantized = ours(reference, policy=WeightPolicy(isq=IsqType.Q8_0))
+    (own,) = step(quantized, backend_of(quantized), [(PROMPT, 0, 0)])
+    assert 0 < _error(own, expected) < 0.15
+    (own,) = step(model, backend_of(model, PagedCacheType.F8E4M3), [(PROMPT, 0, 0)])
+    assert 0 < _error(own, expected) < 0.15
+
+
+def _error(own: Tensor, expected: Tensor) -> float:
+    """Return the median over rows of the relative squared error."""
+    return float(((own - expected).square().mean(-1) / expected.square().mean(-1)).median())
+
+
+def test_kv_is_kept_of_layers_with_attention_alone() -> None:
+    _, model = models("lfm2")
+    config = model.config
+    assert config.attention_layers == [2]
+    assert config.kv_elements_per_token == 2 * config.num_kv_heads * config.head_dim
+    assert backend_of(model).state_bytes == 4 * 3 * 2 * 64 * 4  # slots, layers, kept inputs, channels, bytes
+    assert why_not_fused(model, backend_of(model)) == "the native decoder has no recurrent layers"
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "error", "message"),
+    [
+        ("lfm2", {"layer_types": ["conv"] * 4}, CheckpointError, "full_attention once"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, CheckpointError, "each of 4 layers"),
+        ("qwen3_next", {"layer_types": ["conv"] * 4}, CheckpointError, "linear_attention for each of 4"),
+        ("qwen3_next", {"linear_num_value_heads": 3}, CheckpointError, "a multiple of linear_num_key_heads = 2"),
+        ("qwen3_5_text", {"hidden_act": "gelu"}, CheckpointError, "expected silu"),
+        ("lfm2_moe", {"n_group": 2}, UnsupportedArchitectureError, "n_group = 2"),
+    ],
+)
+def test_what_a_config_may_not_say(family: str, change: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        read_config(_COMMON | {"model_type": family} | CONFIGS[family] | change)
+
+
+def test_sizes_of_published_configs() -> None:
+    """LFM2's first checkpoints have other names of fields than transformers writes."""
+    shape: DecoderConfig = read_config(
+        {
+            "model_type": "lfm2",
+            "architectures": ["Lfm2ForCausalLM"],
+            "vocab_size": 65536,
+            "hidden_size": 1024,
+            "block_ff_dim": 6656,
+            "block_auto_adjust_ff_dim": True,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 256,
+            "conv_L_cache": 3,
+            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "norm_eps": 1e-05,
+            "rope_theta": 1000000.0,
+            "tie_embedding": True,
+        }
+    )
+    assert shape.intermediate_size == 4608
+    assert shape.attention_layers == [2, 5, 8, 10, 12, 14]
+    assert shape.tie_embeddings
+    assert shape.ropes[0].theta == 1e6
+
+
+def test_nested_text_decoder() -> None:
+    """Qwen 3.5's checkpoints have an image encoder beside the decoder."""
+    reference, model = models("qwen3_5_text")
+    tensors = {
+        name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensor
+        for name, tensor in reference.state_dict().items()
+    }
+    config = {
+        "model_type": "qwen3_5",
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "text_config": reference.config.to_dict(),
+        "tie_word_embeddings": False,
+    }
+    nested = load_model(config, DictSource(tensors), dtype=torch.float32, placement=CPU)
+    (own,) = step(nested, backend_of(nested), [(PROMPT, 0, 0)])
+    (expected,) = step(model, backend_of(model), [(PROMPT, 0, 0)])
+    assert torch.equal(own, expected)
+    with pytest.raises(UnsupportedArchitectureError, match="takes no images here") as refused:
+        plan_model(config, torch.float32, images=True)
+    assert refused.value.architecture == "qwen3_5"
+    assert "qwen3_vl" in refused.value.supported
+    assert plan_model(config, torch.float32).config.recurrent_layers

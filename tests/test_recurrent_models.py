@@ -1,0 +1,329 @@
+"""Models with recurrent layers behind the public names: batches, preemption, choices, cancellation, prefix cache,
+adapters and requantization change no text, and what they do not go together with is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from adapter_files import merge, write_adapter
+from arrivals import wait_for_requests
+from drafting import NoDrafts
+from paged_sdk import (
+    ConfigError,
+    Constraint,
+    IsqType,
+    LayerTopology,
+    MemoryGpuConfig,
+    Model,
+    PagedAttentionMeta,
+    PagedCacheType,
+    SamplingParams,
+    SpeculativeConfig,
+    TextModelBuilder,
+    TextSpeculativeBuilder,
+    Topology,
+)
+from paged_sdk.build.assembly import load_parts
+from paged_sdk.build.memory_plan import plan_memory
+from paged_sdk.config.env import read_environment
+from paged_sdk.kv.states import StatefulKvManager
+from tiny import make_checkpoint, make_other_checkpoint
+
+pytestmark = pytest.mark.anyio
+
+CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
+    "lfm2": {
+        "block_multiple_of": 16,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+    },
+    "qwen3_5_text": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+}
+PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, [9] * 70, list(range(100, 133)))
+NUM_TOKENS: Final = 24
+TARGETS: Final = (
+    *("in_proj", "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "in_proj_qkvz", "in_proj_ba", "out_proj"),
+    *("q_proj", "o_proj", "w1", "w2", "down_proj"),
+)
+"""The last parts of the names of layers that adapters change: of all kinds of layers."""
+GREEDY: Final = SamplingParams(temperature=0.0, max_len=NUM_TOKENS, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=["lfm2", pytest.param("qwen3_5_text", marks=pytest.mark.long)])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family: str = request.param
+    return make_other_checkpoint(family, tmp_path_factory.mktemp(family), **CONFIGS[family])
+
+
+@pytest.fixture(scope="module")
+def lfm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_other_checkpoint("lfm2", tmp_path_factory.mktemp("lfm2"), **CONFIGS["lfm2"])
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def builder_of(path: Path) -> TextModelBuilder:
+    return TextModelBuilder(path).with_dtype("float32").with_force_cpu().with_num_threads(1)
+
+
+def pool(tokens: int, cache_type: PagedCacheType = PagedCacheType.AUTO) -> PagedAttentionMeta:
+    return PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(tokens), cache_type=cache_type)
+
+
+def reference_of(path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def continued(reference: Any, prompt: list[int]) -> list[int]:
+    tokens: list[int] = reference.generate(
+        torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0, eos_token_id=None
+    )[0, len(prompt) :].tolist()
+    return tokens
+
+
+def manager_of(model: Model) -> StatefulKvManager:
+    worker: Any = model._worker
+    manager = worker._engine._kv
+    assert isinstance(manager, StatefulKvManager)
+    return manager
+
+
+SETTINGS: Final[Mapping[str, Any]] = {
+    "default": lambda builder: builder,
+    "small chunks": lambda builder: builder.with_max_num_batched_tokens(16).with_paged_attn(pool(2000)),
+    "preempted": lambda builder: builder.with_max_num_batched_tokens(32).with_paged_attn(pool(160)),
+    "preempted, no prefix cache": lambda builder: builder.with_paged_attn(pool(160)).with_prefix_cache_n(None),
+    "contiguous": lambda builder: builder.without_paged_attn(),
+    "few seats": lambda builder: builder.with_max_num_seqs(2).with_prefix_cache_n(1).with_paged_attn(pool(2000)),
+}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "name"),
+    [
+        *(("lfm2", name) for name in SETTINGS),
+        *(
+            pytest.param("qwen3_5_text", name, marks=() if name == "preempted" else pytest.mark.long)
+            for name in SETTINGS
+        ),
+    ],
+    indirect=["checkpoint"],
+)
+async def test_texts_are_those_of_transformers(checkpoint: Path, name: str) -> None:
+    reference = reference_of(checkpoint)
+    expected = [continued(reference, prompt) for prompt in PROMPTS]
+    async with SETTINGS[name](builder_of(checkpoint)).build() as model:
+        wait_for_requests(model, len(PROMPTS))
+        got = await asyncio.gather(*(model.send_completion_request(prompt, GREEDY) for prompt in PROMPTS))
+        for response, tokens in zip(got, expected, strict=True):
+            assert response.choices[0].text == await model.detokenize(tokens)
+        stats = model.stats()
+        assert stats.blocks_used == 0
+        assert (stats.preemptions > 0) == name.startswith("preempted")
+
+
+async def test_choices_are_the_same_under_pressure(checkpoint: Path) -> None:
+    sampling = SamplingParams(temperature=0.9, seed=3, n_choices=3, max_len=NUM_TOKENS, ignore_eos=True)
+    texts = []
+    for tokens in (2000, 112):
+        async with builder_of(checkpoint).with_paged_attn(pool(tokens)).build() as model:
+            wait_for_requests(model, 2)
+            both = await asyncio.gather(*(model.send_completion_request(prompt, sampling) for prompt in PROMPTS[:2]))
+            texts.append([choice.text for response in both for choice in response.choices])
+            assert (model.stats().preemptions > 0) == (tokens == 112)
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 3
+
+
+async def test_a_conversation_computes_its_new_tokens_alone(checkpoint: Path) -> None:
+    reference = reference_of(checkpoint)
+    async with builder_of(checkpoint).with_paged_attn(pool(4000)).build() as model:
+        tokens, length = list(range(60, 91)), 0
+        for _ in range(3):
+            response = await model.send_completion_request(tokens, GREEDY)
+            answer = continued(reference, tokens)
+            assert response.choices[0].text == await model.detokenize(answer)
+            # All of the answer before had KV but its last token; whole blocks of it count.
+            expected = (length - 1) // 8 * 8 if length else 0
+            assert response.usage.prompt_tokens_details.cached_tokens == expected
+            length = len(tokens) + len(answer)
+            tokens += [*answer, 33, 34, 35]
+        again = await model.send_completion_request(tokens, GREEDY)
+        assert again.usage.prompt_tokens_details.cached_tokens == (length - 1) // 8 * 8
+        twice = await model.send_completion_request(tokens, GREEDY)
+        assert twice.usage.prompt_tokens_details.cached_tokens == (len(tokens) - 1) // 8 * 8
+        assert twice.choices[0].text == again.choices[0].text == await model.detokenize(continued(reference, tokens))
+        await model.reset_prefix_cache()
+        anew = await model.send_completion_request(tokens, GREEDY)
+        assert anew.usage.prompt_tokens_details.cached_tokens == 0
+        assert anew.choices[0].text == again.choices[0].text
+
+
+async def test_texts_that_begin_alike(checkpoint: Path) -> None:
+    """The second one leaves the state where they part, and further ones start there."""
+    reference, found = reference_of(checkpoint), []
+    async with builder_of(checkpoint).with_paged_attn(pool(4000)).build() as model:
+        for last in (1, 2, 3):
+            prompt = [*range(50, 93), *[last] * 20]
+            response = await model.send_completion_request(prompt, GREEDY)
+            found.append(response.usage.prompt_tokens_details.cached_tokens)
+            assert response.choices[0].text == await model.detokenize(continued(reference, prompt))
+    assert found == [0, 0, 40]
+
+
+async def test_few_states_are_kept(lfm2: Path) -> None:
+    """The states of texts that were least recently used go first."""
+    async with builder_of(lfm2).with_prefix_cache_n(2).with_paged_attn(pool(4000)).build() as model:
+        one = SamplingParams(temperature=0.0, max_len=1)
+        found = []
+        for first in (1, 2, 1, 3, 1, 2, 3):
+            response = await model.send_completion_request([first] * 20, one)
+            found.append(response.usage.prompt_tokens_details.cached_tokens)
+    assert found == [0, 0, 16, 0, 16, 0, 0]
+
+
+async def test_cancelled_texts_give_their_slots_back(lfm2: Path) -> None:
+    async with builder_of(lfm2).with_max_num_seqs(3).build() as model:
+        endless = SamplingParams(temperature=0.0, max_len=400, ignore_eos=True, n_choices=2)
+        for _ in range(3):
+            task = asyncio.ensure_future(model.send_completion_request(PROMPTS[0], endless))
+            async with model.stream_completion_request(PROMPTS[1], GREEDY) as stream:
+                await anext(stream)
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        response = await model.send_completion_request(PROMPTS[2], GREEDY)
+        assert response.choices[0].text == await model.detokenize(continued(reference_of(lfm2), PROMPTS[2]))
+        assert sorted(manager_of(model)._free) == [0, 1, 2]
+
+
+async def test_constraints_and_predictions_need_no_drafts(lfm2: Path) -> None:
+    async with builder_of(lfm2).build() as model:
+        plain = await model.send_completion_request(PROMPTS[0], GREEDY)
+        text = plain.choices[0].text
+        guessed = await model.send_completion_request(PROMPTS[0], GREEDY, prediction=text)
+        assert guessed.choices[0].text == text
+        held = await model.send_completion_request(
+            PROMPTS[0], GREEDY, constraint=Constraint.regex("the (first|last) of them")
+        )
+        assert held.choices[0].text in ("the first of them", "the last of them")
+        assert model.stats().drafted_tokens == 0
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "qwen3_next"])
+async def test_adapters_of_recurrent_layers_are_merged_weights(family: str, tmp_path: Path) -> None:
+    own = CONFIGS.get(family, CONFIGS["qwen3_5_text"] | {"mlp_only_layers": [0, 1, 2]})
+    path = make_other_checkpoint(family, tmp_path / "base", **own)
+    reference = reference_of(path)
+    write_adapter(tmp_path / "adapter", reference, targets=TARGETS)
+    expected = continued(reference, PROMPTS[0]), continued(merge(reference, tmp_path / "adapter"), PROMPTS[0])
+    assert expected[0] != expected[1]
+    async with builder_of(path).with_adapter(tmp_path / "adapter").build() as model:
+        got = await asyncio.gather(
+            model.send_completion_request(PROMPTS[0], GREEDY),
+            model.send_completion_request(PROMPTS[0], GREEDY, adapter="adapter"),
+        )
+        for response, tokens in zip(got, expected, strict=True):
+            assert response.choices[0].text == await model.detokenize(tokens)
+
+
+async def test_requantized_and_quantized_weights(checkpoint: Path) -> None:
+    async with builder_of(checkpoint).build() as model, builder_of(checkpoint).with_isq(IsqType.Q8_0).build() as other:
+        before = await model.send_completion_request(PROMPTS[0], GREEDY)
+        await model.re_isq_model(IsqType.Q8_0)
+        after = await model.send_completion_request(PROMPTS[0], GREEDY)
+        assert after.choices[0].text == (await other.send_completion_request(PROMPTS[0], GREEDY)).choices[0].text
+        assert after.usage.prompt_tokens_details.cached_tokens == 0
+        assert before.usage.completion_tokens == NUM_TOKENS
+
+
+async def test_embeddings_and_scores(checkpoint: Path) -> None:
+    reference = reference_of(checkpoint)
+    async with builder_of(checkpoint).with_max_num_batched_tokens(32).build() as model:
+        embedded = await model.embed([PROMPTS[2], PROMPTS[3]], pooling="last", normalize=False)
+        for vector, prompt in zip(embedded.embeddings, PROMPTS[2:], strict=True):
+            with torch.inference_mode():
+                hidden = reference.model(torch.tensor([prompt])).last_hidden_state[0, -1]
+            torch.testing.assert_close(torch.tensor(vector), hidden, rtol=0, atol=1e-3)
+        prefix, texts = list(range(60, 140)), [[5, 6, 7], [9] * 40, [11, 12]]
+        scored = await model.score(texts, prefix=prefix)
+        for score, text in zip(scored.scores, texts, strict=True):
+            with torch.inference_mode():
+                logits = reference(torch.tensor([prefix + text])).logits[0, len(prefix) - 1 : -1]
+            expected = logits.log_softmax(-1).gather(-1, torch.tensor(text)[:, None]).sum()
+            assert score.logprob == pytest.approx(float(expected), abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [
+        (lambda builder: builder.with_speculation(SpeculativeConfig(gamma=2)), "with_speculation"),
+        (lambda builder: builder.without_paged_attn().with_prefix_cache_n(4), "with_prefix_cache_n"),
+        (lambda builder: builder.with_prefix_cache_dir("never_made"), "with_prefix_cache_dir"),
+        (lambda builder: builder.with_tensor_parallel(2), "with_tensor_parallel"),
+        (lambda builder: builder.with_batch_invariance(), "with_batch_invariance"),
+    ],
+)
+async def test_what_is_refused(lfm2: Path, change: Any, setting: str) -> None:
+    with pytest.raises(ConfigError, match="recurrent layers") as refused:
+        await change(builder_of(lfm2)).build()
+    assert refused.value.setting == setting
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "paged"),
+    [
+        ("MISTRALRS_SPECULATIVE_GAMMA", "4", True),
+        ("MISTRALRS_SPECULATIVE_DRAFT_MODEL", "nowhere", True),
+        ("MISTRALRS_PREFIX_CACHE_N", "4", False),
+    ],
+)
+def test_what_the_environment_may_not_ask_for(lfm2: Path, name: str, value: str, *, paged: bool) -> None:
+    builder = builder_of(lfm2) if paged else builder_of(lfm2).without_paged_attn()
+    with pytest.raises(ConfigError, match="recurrent layers") as refused:
+        load_parts(builder.source, builder.settings, read_environment({name: value}))
+    assert refused.value.setting == name
+
+
+async def test_drafts_of_and_by_a_recurrent_model(lfm2: Path, tiny_checkpoint: Path) -> None:
+    plain = TextModelBuilder(tiny_checkpoint).with_dtype("float32").with_force_cpu()
+    for target, drafter in ((builder_of(lfm2), plain), (plain, builder_of(lfm2))):
+        with pytest.raises(ConfigError, match="recurrent layers") as refused:
+            await TextSpeculativeBuilder(target, drafter, SpeculativeConfig(gamma=2)).build()
+        assert refused.value.setting in ("draft", "with_speculation")
+    builder = builder_of(lfm2)
+    with pytest.raises(ConfigError, match="recurrent layers"):
+        load_parts(builder.source, builder.settings, read_environment({}), proposer=NoDrafts())
+
+
+async def test_one_device(lfm2: Path) -> None:
+    topology = Topology.empty().with_range(range(2), LayerTopology(device="meta"))
+    with pytest.raises(ConfigError):
+        await builder_of(lfm2).with_topology(topology).build()
+
+
+async def test_plans_count_states(lfm2: Path, tmp_path: Path) -> None:
+    builder = builder_of(lfm2).with_paged_attn(pool(800)).with_max_num_seqs(3)
+    plan = plan_memory(builder)
+    assert plan.bytes_per_token == 2 * 2 * 16 * 4  # keys and values of one layer
+    assert plan.state_bytes == (3 + 16) * 3 * 2 * 64 * 4  # slots, layers, kept inputs, channels
+    assert plan_memory(builder.with_prefix_cache_n(None)).state_bytes == 3 * 3 * 2 * 64 * 4
+    assert plan_memory(TextModelBuilder(make_checkpoint("llama", tmp_path)).with_force_cpu()).state_bytes == 0
