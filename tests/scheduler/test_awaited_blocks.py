@@ -146,6 +146,22 @@ def test_nothing_is_read_before_there_is_memory_for_it() -> None:
     own.check_end()
 
 
+@pytest.mark.parametrize("are_early", [False, True])
+def test_prompts_that_come_at_once_do_not_displace_each_other(are_early: bool) -> None:
+    """The memory is that of two of them, and all answers may come before the first is admitted."""
+    own = harness(num_blocks=14, seats=6)
+    prompts = [[first, second, *PROMPT[2:]] for first in (0, 1, 2) for second in (0, 1)]
+    for prompt in prompts:
+        after_a_restart(own, prompt)
+    several = [own.add(prompt, max_tokens=8) for prompt in prompts]
+    while own.has_work or own.flight is not None:
+        own.step()
+        while are_early and store_of(own).to_read:
+            store_of(own).answer()
+    assert [each.num_cached_tokens for each in several] == [12] * 6
+    own.check_end()
+
+
 def test_a_read_that_nobody_waits_for_still_serves_the_next() -> None:
     own = harness()
     after_a_restart(own)
