@@ -299,8 +299,9 @@ class Model(ModelFacts):
         :param messages: as for :meth:`send_chat_request`. Of a RequestBuilder's options, those count that the prompt's
             KV depends on (tools, adapter, cache salt, and what the chat template sees), and priority and timeout
         :returns: an async context manager, which releases the prefix on exit
-        :raises InvalidRequestError: a malformed request, or a model without paged attention or without prefix cache
-        :raises PinLimitError: too much of the pool would be pinned, or the model has recurrent layers
+        :raises InvalidRequestError: a malformed request, or a model without paged attention, without prefix cache or
+            with recurrent layers
+        :raises PinLimitError: too much of the pool would be pinned
         :raises ContextLengthError: the prefix does not fit
         :raises RequestError: as for :meth:`embed`
         """

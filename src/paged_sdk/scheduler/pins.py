@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.errors import PinLimitError
+from paged_sdk.errors import InvalidRequestError, PinLimitError
 from paged_sdk.kv.block_hash import block_hashes
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
@@ -57,17 +57,18 @@ class Pins:
     def reserve(self, sequence: Sequence) -> None:
         """Count the blocks of a new sequence against the limit, until :meth:`release`.
 
-        :raises PinLimitError: it would be exceeded, or is 0
+        :raises PinLimitError: it would be exceeded
+        :raises InvalidRequestError: the model has recurrent layers
         """
+        if not self.limit:
+            raise InvalidRequestError(
+                "the prefix cannot be pinned: the model has recurrent layers, whose states are not pinned",
+                request_id=sequence.request.request_id,
+                field="pin",
+            )
         table = sequence.table
         rest = block_hashes(sequence.token_ids, self._block_size, table.cache_keys, known=table.hashes)
         hashes = [*table.hashes, *rest]
-        if not self.limit:
-            raise PinLimitError(
-                "nothing can be pinned: that takes a prefix cache of blocks, and a model without recurrent layers",
-                request_id=sequence.request.request_id,
-                num_blocks=len(hashes),
-            )
         num_new, num_reserved = sum(digest not in self._num_pins for digest in hashes), len(self._num_pins)
         if num_reserved + num_new > self.limit:
             raise PinLimitError(
