@@ -255,6 +255,8 @@ class Harness:
         """
         output = self.schedule()
         sampled = self.execute(output) if output.scheduled else []
+        if self.store is not None and not output.scheduled and not self.scheduler.num_running:
+            self.store.restore(output.restores, self.shadow)
         if ahead and host is not None:
             self._withhold(output, host)
         self.land()

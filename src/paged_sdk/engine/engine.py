@@ -172,6 +172,8 @@ class Engine:
                 return
             self._under_way = _Submitted(output, step, start, drafting_seconds)
             self._scheduler.withhold(output, step.withheld_rows)
+        elif self._blocks is not None and not self._scheduler.num_running:
+            self._blocks.restore(output.restores)  # also frees the memory without which no more blocks are read
         self._computes_nothing = earlier is None and self._under_way is None
         if earlier is not None:
             self._take_in(earlier)

@@ -71,7 +71,7 @@ class SchedulerOutput:
         count
     :ivar num_decodes: how many of the rows, the first ones, only decode
     :ivar state_copies: states of recurrent layers to copy, beside ``copies``
-    :ivar restores: blocks to fill with stored content; paged only
+    :ivar restores: blocks to fill with stored content; paged only. If nothing runs, there may be some without rows
     :ivar withheld: rows whose sequences wait for this step's result: see :meth:`Scheduler.withhold`
     """
 

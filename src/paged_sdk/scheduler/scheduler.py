@@ -155,8 +155,10 @@ class Scheduler:
         chunks += self._admit_waiting(budget, beside=0 if chunks else len(decodes))
         self._awaited.note_step(len(decodes))
         if not (decodes or chunks):
-            # A step without rows is not executed: copies, restores and finished sequences go with the next one that is.
-            return SchedulerOutput([], [], [], dropped, [])
+            # A step without rows is not executed: copies and finished sequences go with the next one that is. Restores
+            # come after copies, of which there are none if nothing runs; then there may be no step before all are read.
+            restores = [] if self._running else self._kv.take_restores()
+            return SchedulerOutput([], [], [], dropped, [], restores=restores)
         finished, self._finished_seq_ids = self._finished_seq_ids, []
         num_prompt_tokens = sum(row.num_new_tokens for row in chunks if row.start < row.sequence.num_prompt_tokens)
         return SchedulerOutput(

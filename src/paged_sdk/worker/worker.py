@@ -286,7 +286,7 @@ class Worker:
                 return True
             self._take_stats()
             self._tell_watchers()
-            self._in_hand = self._mailbox.wait()
+            self._in_hand = self._mailbox.wait(is_stalled=self._engine.has_work)
             self._execute(self._in_hand)
 
     def _call_alone(self) -> None:
