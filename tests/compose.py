@@ -104,6 +104,7 @@ MODES: Final = (
     "contiguous",
     "paged, preempted",
     "FP8, preempted",
+    "paged, preempted, pinned",
     "FP8, preempted, stored",
     "paged, two ranks",
     "contiguous, two ranks",
@@ -117,6 +118,9 @@ REFUSED_BY_RANKS: Final[Mapping[str, type[PagedError]]] = {
 }
 """What a model of several ranks does not go together with, and what says so."""
 _PREEMPTED: Final = "preempted"
+_PINNED: Final = "pinned"
+_HELD: Final = "first one, second one, and the last of them"
+"""Is pinned: it takes a third of the small pool from the requests."""
 _STORED: Final = "stored"
 _RANKS: Final = "two ranks"
 _PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5)
@@ -171,14 +175,17 @@ def covering(num_cases: int) -> dict[tuple[str, str], list[Case]]:
     chosen: dict[tuple[str, str], list[Case]] = {}
     for proposer, mode in models:
         cases = random_order.sample(allowed[proposer], len(allowed[proposer]))
-        for _ in range(num_cases + 2 * (_PREEMPTED in mode)):
-            if missing:
+        own = chosen.setdefault((proposer, mode), [])
+        for num_left in reversed(range(num_cases + 2 * (_PREEMPTED in mode))):
+            # Where few are asked for, some must still be preempted: one text at least is to be cut short by nothing.
+            lacks_whole = _PREEMPTED in mode and not num_left and not any(case.is_whole for case in own)
+            if missing and not lacks_whole:
                 best = max(cases, key=lambda case: len(pairs(proposer, mode, case) & missing))
-            else:  # a text that nothing cuts short: where few are asked for, some must still be preempted
+            else:
                 best = next(case for case in cases if case.is_whole)
             cases.remove(best)
             missing -= pairs(proposer, mode, best)
-            chosen.setdefault((proposer, mode), []).append(best)
+            own.append(best)
     assert not missing, missing
     return chosen
 
@@ -340,12 +347,16 @@ class Matrix:
                     options["prediction"] = f"{text[: len(text) // 3]}?{text[len(text) // 2 :]} and more"
                 return await model.send_completion_request(_PROMPTS[number], case.params, **options)
 
+            pin = await model.pin([{"role": "user", "content": _HELD}]) if _PINNED in mode else None
             asked = list(itertools.product(cases, range(len(_PROMPTS))))
             wait_for_requests(own, len(asked))  # so that they compete for memory
             responses = await asyncio.gather(*(ask(case, number) for case, number in asked))
             for case in refused:
                 with pytest.raises(InvalidRequestError, match="n_choices"):
                     await model.send_completion_request(_PROMPTS[0], case.params, prediction="a text")
+            if pin is not None:
+                assert pin.num_tokens == _SMALL.tokens / 3
+                await pin.aclose()
             stats = model.stats()
         found: dict[Case, list[Any]] = {case: [] for case in cases}
         for (case, _), response in zip(asked, responses, strict=True):

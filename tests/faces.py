@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from paged_sdk import ChatCompletionChunkResponse, ChatCompletionResponse, RequestBuilder
-from paged_sdk.blocking import BlockingChatStream
+from paged_sdk.blocking_stream import BlockingChatStream
 from paged_sdk.mistralrs.callbacks import Rounds, StreamedRounds
 from paged_sdk.mistralrs.responses import ChatCompletionResponse as DropInResponse
 from paged_sdk.mistralrs.stream import ChatCompletionStream

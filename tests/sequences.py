@@ -26,6 +26,7 @@ def make_sequence(
     priority: int = 0,
     arrival: float | None = None,
     cache_keys: tuple[CacheKey, ...] = (),
+    is_pinned: bool = False,
 ) -> Sequence:
     """Make a sequence of a request of its own, called ``request-{seq_id}``.
 
@@ -45,5 +46,6 @@ def make_sequence(
             options=RequestOptions(priority=priority),
             arrival=float(seq_id) if arrival is None else arrival,
             cache_keys=cache_keys,
+            is_pinned=is_pinned,
         ),
     )

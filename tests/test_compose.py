@@ -36,11 +36,12 @@ def test_all_pairs_of_settings_go_together(tiny_checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["lfm2", pytest.param("qwen3_5_text", marks=pytest.mark.long)])
-def test_recurrent_layers_go_together_with_all_but_drafts_ranks_and_directories(family: str, tmp_path: Path) -> None:
+def test_what_recurrent_layers_go_together_with(family: str, tmp_path: Path) -> None:
+    """All but drafts, ranks, stored blocks and pins."""
     checkpoint = make_other_checkpoint(family, tmp_path, **RECURRENT[family])
     matrix = Matrix(checkpoint, base=AutoModelForCausalLM.from_pretrained(checkpoint), takes_drafts=False)
     for (proposer, mode), cases in covering(2).items():
-        if proposer == "none" and "ranks" not in mode and "stored" not in mode:
+        if proposer == "none" and not any(each in mode for each in ("ranks", "stored", "pinned")):
             assert matrix.compare(proposer, mode, cases) > 0
     assert matrix.counts["none"]["drafted"] == 0
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import anyio
 import pytest
 
-from paged_sdk import Conversation, InvalidRequestError, NumericalError, SamplingParams
+from paged_sdk import (
+    BlockingConversation,
+    BlockingModel,
+    Conversation,
+    Image,
+    InvalidRequestError,
+    NumericalError,
+    RequestBuilder,
+    SamplingParams,
+    VisionMessages,
+)
 from paged_sdk.testing import fake_model
 
 pytestmark = pytest.mark.anyio
@@ -151,3 +163,82 @@ async def test_a_stream_tells_when_it_is_whole() -> None:
         [_ async for _ in stream]
         await stream.collect()
         assert told == ["Hello!"]
+
+
+async def test_a_fork_goes_its_own_way() -> None:
+    async with fake_model("Hello!", "One.", "Two.") as model:
+        chat = Conversation(model, system="Be brief.", sampling=SamplingParams(max_len=20))
+        await chat.send("Hi!")
+        fork = chat.fork()
+        await chat.send("First?")
+        await fork.send("Second?")
+        assert said(chat)[:3] == said(fork)[:3]
+        assert said(chat)[3:] == [("user", "First?"), ("assistant", "One.")]
+        assert said(fork)[3:] == [("user", "Second?"), ("assistant", "Two.")]
+        assert [request.options.sampling for request in model.requests] == [SamplingParams(max_len=20)] * 3
+
+
+async def test_a_turn_that_was_begun_before_the_fork_is_kept_where_it_was_begun() -> None:
+    async with fake_model("Hello!") as model:
+        chat = Conversation(model)
+        stream = chat.stream("Hi!")
+        fork = chat.fork()
+        await stream.collect()
+        assert said(chat) == [("user", "Hi!"), ("assistant", "Hello!")]
+        assert said(fork) == []
+
+
+async def test_forks_of_one_prompt_share_its_kv_and_nothing_else() -> None:
+    system = "You are the guide of a museum. " * 20
+    turns = [{"role": "system", "content": system}, {"role": "user", "content": "Hi!"}]
+    turns.append({"role": "assistant", "content": "Welcome!"})
+    async with fake_model("Yes.") as model:
+        chats = [model.fork(turns, sampling=SamplingParams(max_len=20)) for _ in range(3)]
+        cached = []
+        for place, chat in enumerate(chats):
+            response = await chat.send(f"Question {place}?")
+            cached.append(response.usage.prompt_tokens_details.cached_tokens)
+        assert cached[0] == 0
+        assert min(cached[1:]) > len(system) - model.config.block_size
+        assert [said(chat)[3] for chat in chats] == [("user", f"Question {place}?") for place in range(3)]
+        assert [message.content for message in model.requests[2].messages] == [
+            system,
+            "Hi!",
+            "Welcome!",
+            "Question 2?",
+        ]
+
+
+async def test_a_conversation_begins_with_what_it_is_given() -> None:
+    async with fake_model("Yes.") as model:
+        pictures = VisionMessages().add_image_message("user", "What is it?", [b"an image"])
+        chat = Conversation(model, system="Be brief.", messages=pictures)
+        assert [message.role.value for message in chat.messages] == ["system", "user"]
+        assert chat.messages[1].images == (Image(b"an image"),)
+        assert model.fork([]).messages == ()
+        with pytest.raises(InvalidRequestError, match="TextMessages, VisionMessages or a list"):
+            model.fork(RequestBuilder().add_message("user", "Hi!"))  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match=r"messages\[1\]\.role = 'king'"):
+            model.fork([{"role": "user", "content": "Hi!"}, {"role": "king", "content": "Hi!"}])
+
+
+def test_synchronous_code_has_conversations_too(tmp_path: Path) -> None:
+    with BlockingModel(fake_model("One.", "Two.", "Three.", "Four")) as model:
+        chat = BlockingConversation(model, system="Be brief.")
+        assert chat.send("First?").choices[0].message.content == "One."
+        chat.save(tmp_path / "chat.json")
+        fork = chat.fork()
+        with fork.stream("Second?") as stream:
+            assert "".join(chunk.choices[0].delta.content for chunk in stream if chunk.choices) == "Two."
+        assert [message.content for message in fork.messages][3:] == ["Second?", "Two."]
+        assert len(chat.messages) == 3
+        loaded = BlockingConversation.load(model, tmp_path / "chat.json")
+        assert loaded.messages == chat.messages
+        assert loaded.request("Third?").messages[-1].content == "Third?"
+        loaded.add_turn("Third?", "Thr")
+        assert loaded.continue_answer().choices[0].message.content == "Three."
+        with loaded.stream_continued_answer() as stream:
+            stream.collect()
+        assert loaded.messages[-1].content == "ThrThree.Four"
+        begun = model.fork([{"role": "system", "content": "Be brief."}])
+        assert begun.messages == chat.messages[:1]

@@ -109,6 +109,7 @@ def _units() -> Mapping[str, Unit]:
     async_modules = (
         "calls",
         "model",
+        "model_facts",
         "model_insides",
         "builders",
         "composed_builders",
@@ -116,7 +117,12 @@ def _units() -> Mapping[str, Unit]:
         "opening",
         "streaming",
         "blocking",
+        "blocking_loop",
+        "blocking_stream",
+        "blocking_conversation",
+        "blocking_pin",
         "conversation",
+        "saved_conversation",
     )
     grounds = ("system", "errors", "guard", "logs")
     return packages | dict.fromkeys(grounds, ground) | dict.fromkeys(async_modules, async_api)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -36,6 +38,8 @@ from paged_sdk import (
     embedded_model_path,
 )
 from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.runner import stored_blocks
+from paged_sdk.runner.block_files import BlockFiles
 
 BLOCK: Final = 4
 PROMPT: Final = [(5 * i * i + 1) % 500 + 3 for i in range(75)]
@@ -141,6 +145,41 @@ async def test_what_has_left_the_pool_comes_back(tiny_checkpoint: Path, tmp_path
 
 
 @pytest.mark.anyio
+async def test_a_prompt_larger_than_the_memory_for_reading(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a prompt is read in parts, nothing else runs whose step would take the parts into the pool."""
+    builder = builder_of(tiny_checkpoint).with_prefix_cache_dir(tmp_path)
+    async with builder.build() as model:
+        expected = said(await ask(model))
+    size = stored(tmp_path)[0].stat().st_size
+    monkeypatch.setattr(stored_blocks, "_MOST_PER_READ", 2 * size)
+    monkeypatch.setattr(stored_blocks, "_MOST_UNUSED", 4 * size)
+    async with builder.build() as model:
+        with anyio.fail_after(20):
+            answer = await ask(model)
+        assert (said(answer), cached(answer)) == (expected, WHOLE)
+
+
+@pytest.mark.anyio
+async def test_a_disk_that_does_not_answer(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = builder_of(tiny_checkpoint).with_prefix_cache_dir(tmp_path).with_max_num_seqs(1)
+    async with builder.build() as model:
+        expected = said(await ask(model))
+    leave = threading.Event()
+    monkeypatch.setattr(stored_blocks, "_MOST_SECONDS", 0.1)
+    monkeypatch.setattr(BlockFiles, "read", lambda self, digest, pieces: leave.wait(20) and False)
+    async with builder.build() as model:
+        with anyio.fail_after(10):
+            for _ in range(2):
+                answer = await ask(model)
+                assert said(answer) == expected
+        leave.set()
+
+
+@pytest.mark.anyio
 async def test_many_at_once(tiny_checkpoint: Path, tmp_path: Path) -> None:
     builder = builder_of(tiny_checkpoint, tokens=400).with_max_model_len(120).with_max_num_seqs(4)
     prompts = [[*PROMPT[: 30 + 3 * number], number + 3] for number in range(12)]
@@ -226,6 +265,33 @@ async def test_other_weights_or_settings_find_nothing(tiny_checkpoint: Path, tmp
         async with other.build() as model:
             assert cached(await ask(model)) == 0
     async with builder.build() as model:
+        assert cached(await ask(model)) == WHOLE
+
+
+@pytest.mark.anyio
+async def test_other_weights_in_files_of_the_same_age_find_nothing(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Some ways of packing give every file the same time, and weights of one shape have files of one size."""
+    other = tiny.make_checkpoint("llama", tmp_path / "other", seed=5)
+    sizes = []
+    for checkpoint in (shutil.copytree(tiny_checkpoint, tmp_path / "one"), other):
+        for file in checkpoint.iterdir():
+            os.utime(file, (1, 1))
+        sizes.append({file.name: file.stat().st_size for file in checkpoint.iterdir()})
+        async with builder_of(checkpoint).with_prefix_cache_dir(tmp_path / "kv").build() as model:
+            assert cached(await ask(model)) == 0
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.anyio
+async def test_weights_are_requantized_without_files_that_are_gone(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Some words to calibrate with. " * 40)
+    builder = builder_of(tiny_checkpoint).with_isq(IsqType.Q8_0).with_calibration_file(text)
+    async with builder.with_prefix_cache_dir(tmp_path / "kv").build() as model:
+        await ask(model)
+        text.unlink()
+        await model.re_isq_model(IsqType.Q4K)
+        assert cached(await ask(model)) == 0
         assert cached(await ask(model)) == WHOLE
 
 
@@ -348,6 +414,10 @@ async def test_what_does_not_go_together_is_refused(
         plain.with_prefix_cache_dir(tmp_path, 0)
     with pytest.raises(ConfigError, match=r"with_prefix_cache_dir.*directory to write to"):
         await plain.with_prefix_cache_dir(Path(__file__)).build()
+    with monkeypatch.context() as patch:
+        patch.setenv("MISTRALRS_PREFIX_CACHE_DIR", __file__)
+        with pytest.raises(ConfigError, match=r"MISTRALRS_PREFIX_CACHE_DIR.*directory to write to"):
+            await plain.build()
     # A variable may be meant for another model of the process.
     monkeypatch.setenv("MISTRALRS_PREFIX_CACHE_DIR", str(tmp_path))
     with caplog.at_level(logging.INFO, logger="paged_sdk"):

@@ -19,6 +19,7 @@ from drafting import NoDrafts
 from paged_sdk import (
     ConfigError,
     Constraint,
+    InvalidRequestError,
     IsqType,
     LayerTopology,
     MemoryGpuConfig,
@@ -327,3 +328,11 @@ async def test_plans_count_states(lfm2: Path, tmp_path: Path) -> None:
     assert plan.state_bytes == (3 + 16) * 3 * 2 * 64 * 4  # slots, layers, kept inputs, channels
     assert plan_memory(builder.with_prefix_cache_n(None)).state_bytes == 3 * 3 * 2 * 64 * 4
     assert plan_memory(TextModelBuilder(make_checkpoint("llama", tmp_path)).with_force_cpu()).state_bytes == 0
+
+
+async def test_prefixes_are_not_pinned(lfm2: Path) -> None:
+    async with builder_of(lfm2).build() as model:
+        with pytest.raises(InvalidRequestError, match="recurrent layers, whose states are not pinned"):
+            await model.pin([{"role": "system", "content": "You are a guide. " * 20}])
+        assert model.stats().blocks_used == model.stats().blocks_pinned == 0
+        await model.send_completion_request([5, 6, 7], sampling=SamplingParams(temperature=0, max_len=3))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from paged_sdk import Conversation, GgufModelBuilder, Model, SamplingParams
+from paged_sdk import Conversation, GgufModelBuilder, MemoryGpuConfig, Model, PagedAttentionMeta, SamplingParams
 
 pytestmark = [pytest.mark.anyio, pytest.mark.smollm2]
 
@@ -50,6 +50,27 @@ async def test_greedy_tokens_equal_transformers(smollm2: Path, monkeypatch: pyte
         logits = reference(torch.tensor([prompt_ids + text])).logits[0, len(prompt_ids) - 1 : -1]
     logits[:, reference.generation_config.eos_token_id] = -torch.inf
     assert text == logits.argmax(-1).tolist()
+
+
+async def test_a_pinned_system_prompt_is_there_after_a_flood_of_others(smollm2: Path) -> None:
+    rooms = " ".join(f"Room {number} closes at {8 + number % 9} o'clock." for number in range(12))
+    system = [{"role": "system", "content": f"You are the guide of a museum. {rooms}"}]
+    pool = PagedAttentionMeta(gpu_memory=MemoryGpuConfig.ContextSize(640))
+    greedy = SamplingParams(temperature=0, max_len=8)
+    builder = GgufModelBuilder(smollm2).with_force_cpu().with_paged_attn(pool).with_max_model_len(320)
+    async with builder.build() as model:
+
+        async def flood_and_ask() -> tuple[str, int]:
+            flood = [f"{number} " * 100 for number in range(4)]  # more than the pool holds
+            await model.send_completion_request(flood, SamplingParams(temperature=0, max_len=1))
+            response = await model.fork(system, sampling=greedy).send("When does room 7 close?")
+            return response.choices[0].message.content, response.usage.prompt_tokens_details.cached_tokens
+
+        text, found = await flood_and_ask()
+        assert found == 0
+        async with await model.pin(system) as pin:
+            assert pin.num_tokens >= 128
+            assert await flood_and_ask() == (text, pin.num_tokens)
 
 
 async def test_a_chat_makes_sense_and_the_second_turn_is_cached(smollm2: Path) -> None:

@@ -14,9 +14,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paged_sdk.blocking import BlockingChatStream as BlockingChatStream
-    from paged_sdk.blocking import BlockingCompletionStream as BlockingCompletionStream
     from paged_sdk.blocking import BlockingModel as BlockingModel
+    from paged_sdk.blocking_conversation import BlockingConversation as BlockingConversation
+    from paged_sdk.blocking_pin import BlockingPin as BlockingPin
+    from paged_sdk.blocking_stream import BlockingChatStream as BlockingChatStream
+    from paged_sdk.blocking_stream import BlockingCompletionStream as BlockingCompletionStream
     from paged_sdk.build.export.gguf import write_gguf as write_gguf
     from paged_sdk.build.export.image_encoder import write_mmproj as write_mmproj
     from paged_sdk.build.export.safetensors import write_safetensors as write_safetensors
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from paged_sdk.builders import GgufModelBuilder as GgufModelBuilder
     from paged_sdk.builders import TextModelBuilder as TextModelBuilder
     from paged_sdk.builders import VisionModelBuilder as VisionModelBuilder
+    from paged_sdk.calls.pin import Pin as Pin
     from paged_sdk.calls.tool_loop import ToolRun as ToolRun
     from paged_sdk.composed_builders import LoraModelBuilder as LoraModelBuilder
     from paged_sdk.composed_builders import TextSpeculativeBuilder as TextSpeculativeBuilder
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from paged_sdk.errors import NumericalError as NumericalError
     from paged_sdk.errors import OutOfMemoryError as OutOfMemoryError
     from paged_sdk.errors import PagedError as PagedError
+    from paged_sdk.errors import PinLimitError as PinLimitError
     from paged_sdk.errors import QueueFullError as QueueFullError
     from paged_sdk.errors import RequestError as RequestError
     from paged_sdk.errors import RequestFailedError as RequestFailedError
@@ -113,7 +117,10 @@ if TYPE_CHECKING:
     from paged_sdk.weights.embedded import embedded_model_path as embedded_model_path
 
 _HOME = {
-    "blocking": ("BlockingChatStream", "BlockingCompletionStream", "BlockingModel"),
+    "blocking": ("BlockingModel",),
+    "blocking_conversation": ("BlockingConversation",),
+    "blocking_pin": ("BlockingPin",),
+    "blocking_stream": ("BlockingChatStream", "BlockingCompletionStream"),
     "builders": ("GgufModelBuilder", "TextModelBuilder", "VisionModelBuilder"),
     "composed_builders": ("LoraModelBuilder", "TextSpeculativeBuilder"),
     "build.export.image_encoder": ("write_mmproj",),
@@ -145,6 +152,7 @@ _HOME = {
         "NumericalError",
         "OutOfMemoryError",
         "PagedError",
+        "PinLimitError",
         "QueueFullError",
         "RequestError",
         "RequestFailedError",
@@ -156,6 +164,7 @@ _HOME = {
     ),
     "model": ("ChatStream", "CompletionStream", "Model"),
     "routing.replica_set": ("ReplicaSet",),
+    "calls.pin": ("Pin",),
     "calls.tool_loop": ("ToolRun",),
     "types.adapter": ("AdapterInfo",),
     "types.constraint": ("Constraint",),

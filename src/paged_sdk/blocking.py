@@ -2,99 +2,37 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
-from contextvars import ContextVar
-from functools import partial
+from collections.abc import Iterable, Sequence
 from os import PathLike
-from types import TracebackType
-from typing import Generic, ParamSpec, TypeAlias, TypeVar, Unpack
+from typing import TypeVar, Unpack
 
-import anyio
-from anyio.from_thread import BlockingPortal
-
+from paged_sdk.blocking_conversation import BlockingConversation
+from paged_sdk.blocking_loop import BlockingLoop
+from paged_sdk.blocking_pin import BlockingPin
+from paged_sdk.blocking_stream import BlockingChatStream, BlockingCompletionStream, BlockingStream
 from paged_sdk.calls.tool_loop import OnToolError, ToolRun
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.pooling import Pooling
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
-from paged_sdk.errors import ConfigError, EngineError, ModelClosedError
-from paged_sdk.model import Model
-from paged_sdk.streaming import ResponseStream
-from paged_sdk.system.owner import OfOneProcess, Owner, closed_model
-from paged_sdk.system.threads import thread_must_start
 from paged_sdk.types.adapter import AdapterInfo
 from paged_sdk.types.embedding import EmbeddingResponse
+from paged_sdk.types.messages import MessageLike, TextMessages
 from paged_sdk.types.prompt import PromptLike, PromptsLike
 from paged_sdk.types.rank import RankResponse
 from paged_sdk.types.request import ChatRequestLike
 from paged_sdk.types.request_options import CompletionOptions, ReadingOptions
-from paged_sdk.types.response import (
-    ChatCompletionChunkResponse,
-    ChatCompletionResponse,
-    CompletionChunkResponse,
-    CompletionResponse,
-)
+from paged_sdk.types.response import ChatCompletionResponse, CompletionResponse
 from paged_sdk.types.score import ScoreResponse
 from paged_sdk.types.stats import ModelStats
+from paged_sdk.types.tool import ToolLike
 
-__all__ = ["BlockingChatStream", "BlockingCompletionStream", "BlockingModel", "BlockingStream"]
+__all__ = ["BlockingModel"]
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 InstanceT = TypeVar("InstanceT")
-ResponseT = TypeVar("ResponseT")
-ChunkT = TypeVar("ChunkT")
-_Ended: TypeAlias = SystemExit | KeyboardInterrupt
 
 
-class BlockingStream(OfOneProcess, Generic[ResponseT, ChunkT]):
-    """Iterates over the chunks of one response; as a context manager it ends the request on exit."""
-
-    def __init__(self, model: BlockingModel, stream: ResponseStream[ResponseT, ChunkT]) -> None:
-        self._model = model
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[ChunkT]:
-        return self
-
-    def __next__(self) -> ChunkT:
-        try:
-            return self._model._call(self._stream.__anext__)
-        except StopAsyncIteration:
-            raise StopIteration from None
-
-    def __enter__(self) -> BlockingStream[ResponseT, ChunkT]:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the request if it has not ended."""
-        with suppress(ModelClosedError):  # closing the model has ended the request
-            self._model._run(self._stream.aclose)
-
-    def collect(self) -> ResponseT:
-        """Read the rest and return the whole response."""
-        return self._model._call(self._stream.collect)
-
-    def response_so_far(self) -> ResponseT:
-        """Return a response of what has been read."""
-        return self._stream.response_so_far()
-
-
-BlockingChatStream: TypeAlias = BlockingStream[ChatCompletionResponse, ChatCompletionChunkResponse]
-BlockingCompletionStream: TypeAlias = BlockingStream[CompletionResponse, CompletionChunkResponse]
-
-
-class BlockingModel(OfOneProcess):
+class BlockingModel(BlockingLoop):
     """Wraps a :class:`Model` in blocking methods. Several threads may use it at once: their requests are batched.
 
     It runs an event loop in its own thread; every method does what the model's method of that name does. Logits
@@ -105,20 +43,6 @@ class BlockingModel(OfOneProcess):
     :raises ConfigError: it cannot be awaited
     :raises PagedError: as for building the model
     """
-
-    def __init__(self, building: Awaitable[Model]) -> None:
-        self._owner = Owner()
-        self._portal, thread = _start_portal()
-        try:
-            self._model = _run(self._portal, partial(_await, building))
-        except BaseException:
-            _stop_portal(self._portal, thread)
-            raise
-        self._calls_this: ContextVar[bool] = ContextVar("calls_this", default=False)
-        # Runs at close(), at garbage collection or at interpreter exit, whichever comes first, and once.
-        self._finalizer = weakref.finalize(
-            self, _close, self._owner, self._portal, thread, self._model, self._calls_this
-        )
 
     @property
     def name(self) -> str:
@@ -248,6 +172,24 @@ class BlockingModel(OfOneProcess):
         """Sort documents by their relevance to a query; see :meth:`Model.rank`."""
         return self._call(self._model.rank, query, documents, truncation=truncation, **options)
 
+    def fork(
+        self,
+        messages: TextMessages | Sequence[MessageLike],
+        *,
+        sampling: SamplingParams | None = None,
+        tools: Iterable[ToolLike] = (),
+        max_rounds: int = 8,
+        tool_timeout: float | None = None,
+    ) -> BlockingConversation:
+        """Begin a conversation with turns that are given; see :meth:`Model.fork`."""
+        return BlockingConversation(
+            self, messages=messages, sampling=sampling, tools=tools, max_rounds=max_rounds, tool_timeout=tool_timeout
+        )
+
+    def pin(self, messages: ChatRequestLike) -> BlockingPin:
+        """Hold the KV of a chat's prefix until it is released; see :meth:`Model.pin`."""
+        return BlockingPin(self, self._call(self._model.pin, messages))
+
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text."""
         return self._run(self._model.tokenize, text, add_special_tokens=add_special_tokens)
@@ -264,7 +206,7 @@ class BlockingModel(OfOneProcess):
         return self._run(self._model.count_tokens, request)
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes; running requests keep their KV."""
+        """Forget all cached prefixes but the pinned ones; see :meth:`Model.reset_prefix_cache`."""
         self._call(self._model.reset_prefix_cache)
 
     def re_isq_model(self, isq: IsqType) -> None:
@@ -300,123 +242,3 @@ class BlockingModel(OfOneProcess):
     def stats(self) -> ModelStats:
         """Return a snapshot of the engine's state after its last step."""
         return self._model.stats()
-
-    def close(self) -> None:
-        """Close the model as :meth:`Model.aclose` does, and end the event loop's thread. Idempotent.
-
-        It may be called from a tool that the model has called; the thread then ends after the tool.
-        """
-        if self._finalizer.alive:
-            self._check_thread()
-        self._finalizer()
-
-    def __enter__(self) -> BlockingModel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _call(self, function: Callable[_P, Awaitable[_T]], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run a method that waits for the engine."""
-        self._check_thread()
-        return self._run(function, *args, **kwargs)
-
-    def _check_thread(self) -> None:
-        if _is_engine_thread(self._model):
-            raise EngineError("the engine's own thread, on which logits processors run, cannot wait for the engine")
-
-    def _run(self, function: Callable[_P, Awaitable[_T]], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        self._owner.check()
-        if not self._finalizer.alive:
-            raise closed_model()
-        return _run(self._portal, partial(_marked, self._calls_this, partial(function, *args, **kwargs)))
-
-
-def _run(portal: BlockingPortal, function: Callable[[], Awaitable[_T]]) -> _T:
-    """Run a function as a task of the portal, and wait for its result."""
-    future: Future[_T | _Ended] = portal.start_task_soon(_caught, function)
-    try:
-        result = future.result()
-    except BaseException:
-        # Ctrl-C while waiting: the result is not needed, so cancel the task. This has no effect if the task has ended.
-        future.cancel()
-        raise
-    if isinstance(result, _Ended):
-        raise result
-    return result
-
-
-async def _caught(function: Callable[[], Awaitable[_T]]) -> _T | _Ended:
-    try:
-        return await function()
-    except (SystemExit, KeyboardInterrupt) as ended:  # raised in the caller's thread: here it would end the event loop
-        return ended
-
-
-async def _marked(calls_this: ContextVar[bool], function: Callable[[], Awaitable[_T]]) -> _T:
-    """Run a function, and mark its context, which helper threads inherit, as part of a call of the model."""
-    calls_this.set(True)
-    return await function()
-
-
-async def _await(building: Awaitable[Model]) -> Model:
-    if not isinstance(building, Awaitable):
-        raise ConfigError.of("building", building, "a builder's build(), such as TextModelBuilder(...).build()")
-    return await building
-
-
-def _start_portal() -> tuple[BlockingPortal, threading.Thread]:
-    """Start an event loop in a daemon thread. anyio's own portal thread would keep an interpreter from exiting if a
-    model was not closed.
-    """
-    started: Future[BlockingPortal] = Future()
-
-    async def serve() -> None:
-        async with BlockingPortal() as portal:
-            if started.set_running_or_notify_cancel():
-                started.set_result(portal)
-                await portal.sleep_until_stopped()
-
-    thread = threading.Thread(target=anyio.run, args=(serve,), name="paged-sdk-portal", daemon=True)
-    with thread_must_start("for the model's event loop"):
-        thread.start()
-    try:
-        while True:
-            try:
-                return started.result(timeout=1), thread
-            except FutureTimeoutError:
-                if not thread.is_alive():  # it ended before it could report, out of memory or file descriptors
-                    raise EngineError("the thread of the model's event loop ended while starting") from None
-    except BaseException:
-        if not started.cancel():  # Ctrl-C while waiting, but the portal has started
-            _stop_portal(started.result(), thread)
-        raise
-
-
-def _stop_portal(portal: BlockingPortal, thread: threading.Thread) -> None:
-    portal.call(portal.stop)
-    thread.join()
-
-
-def _close(
-    owner: Owner, portal: BlockingPortal, thread: threading.Thread, model: Model, calls_this: ContextVar[bool]
-) -> None:
-    if not owner.is_here:  # in a forked child, the portal's thread does not exist
-        return
-    # If the garbage collector runs this on one of the threads to end, that thread cannot wait for itself.
-    if threading.current_thread() is thread or _is_engine_thread(model):
-        threading.Thread(target=_close, args=(owner, portal, thread, model, calls_this), daemon=True).start()
-        return
-    try:
-        portal.call(model.aclose)
-    finally:
-        if calls_this.get():  # called from a tool: the portal's thread waits for this thread
-            portal.call(portal.stop)
-        else:
-            _stop_portal(portal, thread)
-
-
-def _is_engine_thread(model: Model) -> bool:
-    return model._insides.worker.is_this_thread

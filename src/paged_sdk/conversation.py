@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from typing import Protocol
 
 from attrs import evolve
 
+from paged_sdk.calls.generation_requests import ChatStream
+from paged_sdk.calls.tool_loop import ToolRun
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import InvalidRequestError
-from paged_sdk.model import ChatStream, Model
-from paged_sdk.types.messages import Message, TextMessageRole, TextMessages
-from paged_sdk.types.request import RequestBuilder
+from paged_sdk.saved_conversation import SavedConversation
+from paged_sdk.types.messages import Message, MessageLike, TextMessageRole, TextMessages
+from paged_sdk.types.request import ChatRequestLike, RequestBuilder
 from paged_sdk.types.response import ChatCompletionResponse
 from paged_sdk.types.tool import ToolLike, as_tools
 
 __all__ = ["Conversation"]
 
 
+class _ChatModel(Protocol):
+    """Lists the methods used of a :class:`~paged_sdk.Model`."""
+
+    def stream_chat_request(self, request: ChatRequestLike) -> ChatStream: ...
+
+    async def send_chat_with_tools(
+        self, request: ChatRequestLike, *, max_rounds: int = ..., tool_timeout: float | None = ...
+    ) -> ToolRun: ...
+
+
 class Conversation:
     """Keeps the turns of a chat with one model. Each request contains the whole conversation, and the prefix cache
     keeps its KV.
 
+    :param model: a :class:`~paged_sdk.Model`
     :param system: the system message, if any
+    :param messages: turns that the conversation begins with, after ``system``; they may contain images
     :param sampling: how to sample the answers; None is greedy
     :param tools: typed functions that :meth:`send` runs when the model calls them; their turns become part of the
         conversation. See :meth:`Model.send_chat_with_tools`
     :param max_rounds: the maximum number of rounds of tool calls per turn
     :param tool_timeout: the maximum number of seconds per tool call; None: no limit
-    :raises InvalidRequestError: a malformed tool
+    :raises InvalidRequestError: a malformed message or tool, or a RequestBuilder, whose options are of one request
     """
 
     def __init__(
         self,
-        model: Model,
+        model: _ChatModel,
         *,
         system: str | None = None,
+        messages: TextMessages | Sequence[MessageLike] = (),
         sampling: SamplingParams | None = None,
         tools: Iterable[ToolLike] = (),
         max_rounds: int = 8,
@@ -48,6 +66,48 @@ class Conversation:
         self._messages = TextMessages()
         if system is not None:
             self._messages = self._messages.add_message(TextMessageRole.SYSTEM, system)
+        if isinstance(messages, RequestBuilder):
+            raise InvalidRequestError.of("messages", messages, "TextMessages, VisionMessages or a list of messages")
+        self._messages = self._messages.add_messages(*TextMessages(messages).messages)
+
+    @classmethod
+    def load(cls, model: _ChatModel, path: str | PathLike[str], *, tools: Iterable[ToolLike] = ()) -> Conversation:
+        """Continue a conversation that :meth:`save` has written, perhaps with another model.
+
+        :param tools: the functions of the conversation's tools, and others; a file has only their names
+        :raises ConfigError: the file cannot be read, something in it is not as written, or a tool is missing
+        :raises InvalidRequestError: a malformed tool
+        """
+        saved, given = SavedConversation.read(path), as_tools(tools)
+        saved.check_tools(path, {tool.name for tool in given})
+        return cls(
+            model,
+            messages=saved.messages,
+            sampling=saved.sampling,
+            tools=given,
+            max_rounds=saved.max_rounds,
+            tool_timeout=saved.tool_timeout,
+        )
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the conversation to a file: all turns with their images, reasoning and calls, how to sample, and the
+        names of the tools. A file of that name is replaced, once the new one is complete.
+
+        :raises ConfigError: the path cannot be written, or the file would be longer than 64 MiB
+        """
+        SavedConversation(
+            messages=self.messages,
+            sampling=self._sampling,
+            tools=tuple(tool.name for tool in self._tools),
+            max_rounds=self._max_rounds,
+            tool_timeout=self._tool_timeout,
+        ).write(path)
+
+    def fork(self) -> Conversation:
+        """Return a second conversation with the same turns and settings. Later turns of one do not affect the other;
+        both find the KV of their common turns in the prefix cache.
+        """
+        return copy.copy(self)
 
     @property
     def messages(self) -> tuple[Message, ...]:

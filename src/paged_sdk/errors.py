@@ -11,6 +11,7 @@ PagedError
 ├── RequestError                              one request; others are not touched
 │   ├── InvalidRequestError
 │   ├── ContextLengthError
+│   ├── PinLimitError                         a prefix that would pin too much of the KV pool
 │   ├── ConstraintError                       a constraint that cannot be enforced
 │   ├── QueueFullError
 │   ├── LogitsProcessorError                  an exception in a function that the application gave
@@ -50,6 +51,7 @@ __all__ = [
     "NumericalError",
     "OutOfMemoryError",
     "PagedError",
+    "PinLimitError",
     "QueueFullError",
     "RequestError",
     "RequestFailedError",
@@ -261,6 +263,23 @@ class ContextLengthError(RequestError):
         super().__init__(message, request_id=request_id)
         self.field = field
         self.num_tokens = num_tokens
+        self.limit = limit
+
+
+class PinLimitError(RequestError):
+    """A prefix cannot be pinned, because too much of the KV pool would be: see :meth:`paged_sdk.Model.pin`.
+
+    :ivar num_blocks: how many blocks it needs beside those that are pinned already
+    :ivar num_pinned: how many are pinned already
+    :ivar limit: how many may be pinned at once
+    """
+
+    def __init__(
+        self, message: str, *, request_id: str = "", num_blocks: int = 0, num_pinned: int = 0, limit: int = 0
+    ) -> None:
+        super().__init__(message, request_id=request_id)
+        self.num_blocks = num_blocks
+        self.num_pinned = num_pinned
         self.limit = limit
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from os import PathLike
 from types import TracebackType
@@ -15,6 +15,7 @@ import anyio
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.calls.embedder import Embedder
 from paged_sdk.calls.generation_requests import ChatStream, CompletionStream, GenerationRequests
+from paged_sdk.calls.pin import Pin, Pins
 from paged_sdk.calls.preparation import in_thread
 from paged_sdk.calls.ranker import Ranker
 from paged_sdk.calls.reading_requests import ReadingRequests, check_flag
@@ -22,17 +23,17 @@ from paged_sdk.calls.scorer import Scorer
 from paged_sdk.calls.structured import Structure
 from paged_sdk.calls.tool_loop import OnToolError, ToolRun, run_tools
 from paged_sdk.chat.renderer import Interruption
-from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.pooling import Pooling
-from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
+from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.conversation import Conversation
 from paged_sdk.errors import ConfigError, InvalidRequestError
+from paged_sdk.model_facts import ModelFacts
 from paged_sdk.model_insides import ModelInsides
 from paged_sdk.streaming import collect_all
-from paged_sdk.system.owner import OfOneProcess
 from paged_sdk.system.threads import in_own_thread
-from paged_sdk.types.adapter import AdapterInfo
 from paged_sdk.types.embedding import EmbeddingResponse
+from paged_sdk.types.messages import MessageLike, TextMessages
 from paged_sdk.types.prompt import PromptLike, PromptsLike, as_prompts
 from paged_sdk.types.rank import RankResponse
 from paged_sdk.types.request import ChatRequestLike, as_request
@@ -49,6 +50,7 @@ from paged_sdk.types.response import (
 )
 from paged_sdk.types.score import ScoreResponse
 from paged_sdk.types.stats import ModelStats
+from paged_sdk.types.tool import ToolLike
 from paged_sdk.worker.engine_access import EngineAccess
 
 __all__ = ["ChatStream", "CompletionStream", "Model"]
@@ -60,7 +62,7 @@ JOIN_SECONDS = 30.0
 seconds."""
 
 
-class Model(OfOneProcess):
+class Model(ModelFacts):
     """Holds a model and the worker thread that runs it. Build one with ``await TextModelBuilder(...).build()``.
 
     Every method may be used from any number of tasks, event loops (asyncio and trio) and threads at once; their
@@ -76,64 +78,13 @@ class Model(OfOneProcess):
         self._worker = worker = insides.worker
         self._adapters = insides.adapters
         self._generation = GenerationRequests(worker, insides.preparer, insides.adapters, insides.name)
+        self._pins = Pins(worker, insides.preparer, insides.adapters)
         reader = ReadingRequests(worker, insides.preparer, insides.adapters)
         self._embedder = Embedder(reader, recipe=insides.recipe, hidden_size=insides.hidden_size, model=insides.name)
         self._scorer = Scorer(reader, insides.name)
         self._ranker = Ranker(reader, insides.recipe, insides.name)
         # Garbage collection and interpreter exit end the thread too; the worker holds no reference to the model.
         self._finalizer = weakref.finalize(self, _end, worker)
-
-    @property
-    def name(self) -> str:
-        """Return the model's name, as in responses."""
-        return self._insides.name
-
-    @property
-    def model_type(self) -> str:
-        """Return the checkpoint's family, in the words of Hugging Face's ``model_type``. With an image encoder it
-        differs from :attr:`architecture`: "llava", "gemma3".
-        """
-        return self._insides.model_type
-
-    @property
-    def architecture(self) -> str:
-        """Return the decoder's family, in the words of Hugging Face's ``model_type``: "llama", "qwen2", "gemma3_text"
-        ...
-        """
-        return self._insides.architecture
-
-    @property
-    def generation_defaults(self) -> GenerationDefaults:
-        """Return the defaults of the checkpoint's generation_config.json, which sampled requests use for unset
-        parameters.
-        """
-        return self._preparer.text.defaults
-
-    @property
-    def config(self) -> EngineConfig:
-        """Return the engine's settings, defaults filled in."""
-        return self._preparer.config
-
-    @property
-    def max_sequence_length(self) -> int:
-        """Return the maximum number of tokens in a sequence, prompt and output together."""
-        return self._preparer.config.max_model_len
-
-    @property
-    def takes_images(self) -> bool:
-        """Tell whether messages may contain images."""
-        return self._preparer.images is not None
-
-    @property
-    def generates_text(self) -> bool:
-        """Tell whether it generates text. Embedding models and rerankers do not."""
-        return self._preparer.why_no_text is None
-
-    @property
-    def ranks_texts(self) -> bool:
-        """Tell whether it is a reranker: see :meth:`rank`."""
-        ranking = self._insides.recipe.ranking
-        return ranking is not None and ranking.why_not is None
 
     async def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
         """Answer a conversation.
@@ -314,6 +265,48 @@ class Model(OfOneProcess):
         checked = reading_options(options)
         return await self._ranker.rank(query, documents, checked, f"rank-{uuid.uuid4().hex}", truncation=truncation)
 
+    def fork(
+        self,
+        messages: TextMessages | Sequence[MessageLike],
+        *,
+        sampling: SamplingParams | None = None,
+        tools: Iterable[ToolLike] = (),
+        max_rounds: int = 8,
+        tool_timeout: float | None = None,
+    ) -> Conversation:
+        """Begin a conversation with turns that are given. Conversations that begin with the same turns share their KV;
+        :meth:`pin` keeps it in memory, however much else is computed.
+
+        :param messages: a system message, earlier turns, or both; they may contain images
+        :param sampling: see :class:`Conversation`, also for the other parameters
+        :raises InvalidRequestError: a malformed message or tool, or a RequestBuilder, whose options are of one request
+        """
+        return Conversation(
+            self, messages=messages, sampling=sampling, tools=tools, max_rounds=max_rounds, tool_timeout=tool_timeout
+        )
+
+    async def pin(self, messages: ChatRequestLike) -> Pin:
+        """Hold the KV of a chat's prefix, such as a system prompt or a document, until it is released: requests that
+        begin with these messages find it, however much else is computed meanwhile. What is missing of it is computed
+        now, like a prompt.
+
+        It survives :meth:`reset_prefix_cache`. :meth:`re_isq_model` has it computed again with the new weights before
+        later requests, and so has a NaN in a request that shares it. The blocks that all pins hold together are
+        limited: one sequence of ``max_model_len`` must fit beside them, or they take at most half of the pool, if that
+        is more. In the latter case a single request that needs the other half and more takes their memory for as long
+        as it runs; they are computed again afterwards.
+
+        :param messages: as for :meth:`send_chat_request`. Of a RequestBuilder's options, those count that the prompt's
+            KV depends on (tools, adapter, cache salt, and what the chat template sees), and priority and timeout
+        :returns: an async context manager, which releases the prefix on exit
+        :raises InvalidRequestError: a malformed request, or a model without paged attention, without prefix cache or
+            with recurrent layers
+        :raises PinLimitError: too much of the pool would be pinned
+        :raises ContextLengthError: the prefix does not fit
+        :raises RequestError: as for :meth:`embed`
+        """
+        return await self._pins.pin(as_request(messages))
+
     async def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text.
 
@@ -348,16 +341,16 @@ class Model(OfOneProcess):
         return len(prompt.token_ids)
 
     async def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes; running requests keep their KV."""
+        """Forget all cached prefixes but the pinned ones; running requests keep their KV."""
         await self._worker.reset_prefix_cache()
 
     async def re_isq_model(self, isq: IsqType) -> None:
         """Quantize the weights to another type, reading them again from the model's files, which must be unchanged.
 
-        Running requests finish first, and new ones wait. Cached prefixes are forgotten. Layers are replaced one after
-        the other, which takes a few layers' memory more than the larger of the two models. Layers with a type in the
-        topology and draft models stay as they are. Cancelling the call before the work has begun prevents it; later,
-        the work completes.
+        Running requests finish first, and new ones wait. Cached prefixes are forgotten, and pinned ones computed again.
+        Layers are replaced one after the other, which takes a few layers' memory more than the larger of the two
+        models. Layers with a type in the topology and draft models stay as they are. Cancelling the call before the
+        work has begun prevents it; later, the work completes.
 
         :raises ConfigError: not an :class:`IsqType`, or one that the device has no kernels for
         :raises ModelLoadError: the files are missing or have changed, or a weight cannot be quantized: the model
@@ -370,16 +363,6 @@ class Model(OfOneProcess):
         if self._insides.check_isq is not None:
             self._insides.check_isq(isq)
         await self._worker.requantize(isq)
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        """Return the names of the loaded adapters."""
-        return self._adapters.names
-
-    @property
-    def adapter_infos(self) -> tuple[AdapterInfo, ...]:
-        """Return the loaded adapters' names, content digests, ranks and sizes."""
-        return self._adapters.infos
 
     async def load_adapter(self, path: str | PathLike[str], *, name: str | None = None) -> None:
         """Load another adapter; running requests are not affected.
@@ -394,7 +377,7 @@ class Model(OfOneProcess):
         await self._adapters.load(path, name)
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuse new requests of an adapter, wait for running ones, and free its memory.
+        """Refuse new requests of an adapter, release its pins, wait for running requests, and free its memory.
 
         :raises ConfigError: no loaded adapter has that name
         """

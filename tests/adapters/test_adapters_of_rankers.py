@@ -19,13 +19,15 @@ from tiny_ranker import builder_of, logits_of, make_decoder_ranker
 
 QUERY: Final = "boiling tea"
 DOCUMENTS: Final = ("the kettle boils", "tea", "a pot of tea, and one more, and one more")
-# Families, fields of their configs, and layers that adapters change; of DeBERTa, those that know no distances.
+# Families, fields of their configs, and layers that adapters change.
 BASES: Final[dict[str, tuple[dict[str, Any], list[str]]]] = {
     "llama": ({}, ["q_proj", "v_proj", "down_proj"]),
     "bert": ({}, ["query", "value"]),
     "roberta": ({"pad_token_id": 1}, ["query", "value"]),
     "mpnet": ({"pad_token_id": 1}, ["q", "v"]),
-    "deberta-v2": (DEBERTA_V3, ["value_proj"]),
+    "distilbert": ({}, ["q_lin", "v_lin"]),
+    "albert": ({}, ["query", "value"]),
+    "deberta-v2": (DEBERTA_V3, ["query_proj", "value_proj"]),
 }
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -39,7 +41,8 @@ def make_base(family: str, directory: Path) -> Any:
 def adapted(base: Any, family: str, directory: Path, *, seed: int, **options: Any) -> Any:
     """Put PEFT around a ranker, with an adapter of random weights that is saved, too."""
     peft: Any = importlib.import_module("peft")  # it has no annotations
-    config = peft.LoraConfig(task_type="SEQ_CLS", r=4, lora_alpha=8, target_modules=BASES[family][1], **options)
+    options = {"target_modules": BASES[family][1], **options}
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=4, lora_alpha=8, **options)
     made = peft.get_peft_model(base, config)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in made.named_parameters():
@@ -107,6 +110,41 @@ def test_poolers_may_come_along(tmp_path: Path) -> None:
     assert asyncio.run(run()) == pytest.approx(expected, abs=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("bert", {"target_modules": "all-linear"}),
+        ("bert", {"target_modules": ["dense"], "use_dora": True}),
+        ("deberta-v2", {"target_modules": "all-linear"}),
+        ("albert", {"target_modules": "all-linear"}),
+        ("roberta", {"target_modules": ["query", "dense"]}),
+    ],
+)
+def test_poolers_may_be_targets(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """They compute texts, not tokens."""
+    base = judged(make_base(family, tmp_path / "base"), family)
+    made = adapted(make_base(family, tmp_path / "base"), family, tmp_path / "adapter", seed=0, **options)
+    expected = judged(made, family)
+
+    async def run() -> None:
+        async with builder_of(tmp_path / "base").with_adapter(tmp_path / "adapter", name="a").build() as model:
+            with_adapter, without = await asyncio.gather(
+                model.rank(QUERY, DOCUMENTS, adapter="a"), model.rank(QUERY, DOCUMENTS)
+            )
+            assert logits_of(with_adapter) == pytest.approx(expected, abs=2e-5)
+            assert logits_of(without) == pytest.approx(base, abs=2e-5)
+
+    asyncio.run(run())
+    weights = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    pooler = [name for name in tensors if "pooler" in name and "lora_A" in name]
+    assert len(pooler) == (family != "roberta")  # its ranking layers are trained as a whole
+    if pooler:
+        save_file(tensors | {pooler[0]: torch.zeros(4, 3)}, weights)
+        with pytest.raises(AdapterError, match=r"pooler.*updates a matrix of shape \[64, 3\], .* has \[64, 64\]"):
+            asyncio.run(_build(builder_of(tmp_path / "base").with_adapter(tmp_path / "adapter")))
+
+
 def test_other_heads_are_refused(tmp_path: Path) -> None:
     adapted(make_base("llama", tmp_path / "base"), "llama", tmp_path / "adapter", seed=0)
     weights, settings = (tmp_path / "adapter" / name for name in ("adapter_model.safetensors", "adapter_config.json"))
@@ -144,10 +182,35 @@ async def _build(builder: TextModelBuilder) -> None:
         pass
 
 
-def test_layers_that_know_distances_are_not_adapted(tmp_path: Path) -> None:
-    base = make_base("deberta-v2", tmp_path / "base")
-    peft: Any = importlib.import_module("peft")
-    config = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query_proj"])
-    peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(AdapterError, match=r"query_proj.* of a module .*that cannot be adapted"):
-        asyncio.run(_build(builder_of(tmp_path / "base").with_adapter(tmp_path / "adapter")))
+@pytest.mark.parametrize(
+    ("changes", "targets", "options"),
+    [
+        ({}, ["query_proj", "key_proj"], {"use_dora": True}),
+        ({"pos_att_type": ["p2c"]}, ["query_proj", "key_proj"], {}),
+        ({"share_att_key": False}, ["query_proj", "pos_key_proj", "pos_query_proj"], {}),
+    ],
+)
+def test_adapters_change_what_distances_add(
+    changes: dict[str, Any], targets: list[str], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Beside rankings by the base, in a step with as many tokens as there are embeddings of distances, too."""
+
+    def base() -> Any:
+        return make_ranker("deberta-v2", tmp_path / "base", **DEBERTA_V3 | changes)
+
+    expected: dict[str | None, list[float]] = {None: judged(base(), "deberta-v2")}
+    for seed, name in enumerate(("first", "second")):
+        made = adapted(base(), "deberta-v2", tmp_path / name, seed=seed, target_modules=targets, **options)
+        expected[name] = judged(made, "deberta-v2")
+    num_tokens = len(word_pieces().encode(QUERY, DOCUMENTS[0]).ids)
+    assert num_tokens < 2 * DEBERTA_V3["position_buckets"]
+
+    async def run() -> None:
+        builder = builder_of(tmp_path / "base").with_adapter(tmp_path / "first").with_adapter(tmp_path / "second")
+        async with builder.build() as model:
+            found = await asyncio.gather(*(model.rank(QUERY, DOCUMENTS, adapter=name) for name in expected))
+            for name, response in zip(expected, found, strict=True):
+                assert logits_of(response) == pytest.approx(expected[name], abs=2e-5), name
+
+    asyncio.run(run())
+    assert len({tuple(round(each, 3) for each in rank) for rank in expected.values()}) == 3

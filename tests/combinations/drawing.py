@@ -143,6 +143,7 @@ class _Drawer:
             is_streamed=is_streamed,
             num_chunks=rng.choice((0, 1, 3, 8)) if is_streamed and rng.random() < 0.25 else None,
             delay=0 if self._are_growing and rng.random() < 0.8 else rng.choice((0, 0, 0, 1, 3, 10, 30)),
+            is_pinned=kind == "chat" and rng.random() < 0.4,
             pooling=rng.choice(("last", "last", "mean")),
         )
         self._tasks.append(task)

@@ -64,6 +64,7 @@ class Task:
     :ivar num_chunks: after so many chunks nobody reads on; None: all are read
     :ivar is_streamed: whether it is read chunk by chunk
     :ivar delay: how many steps of the engine it waits for before it is sent
+    :ivar is_pinned: whether what its chat begins with is pinned before it is sent, until all requests have ended
     """
 
     number: int
@@ -84,6 +85,7 @@ class Task:
     is_streamed: bool = False
     num_chunks: int | None = None
     delay: int = 0
+    is_pinned: bool = False
     pooling: Literal["last", "mean"] = "last"
 
     def allows(self, text: str) -> bool:

@@ -17,9 +17,17 @@ from combinations.configuration import AdapterContent, Checkpoints, Configuratio
 from combinations.oracle import Expected, ask_alone
 from combinations.rest import more_threads, problems_at_rest, threads_of_package
 from combinations.script import Script
-from combinations.sending import WrongAnswerError
+from combinations.sending import Request, WrongAnswerError
 from combinations.task import Change, Task
-from paged_sdk import Model, PagedError, SamplingParams
+from paged_sdk import (
+    ContextLengthError,
+    InvalidRequestError,
+    Model,
+    PagedError,
+    Pin,
+    PinLimitError,
+    SamplingParams,
+)
 
 __all__ = ["Outcome", "try_script"]
 
@@ -113,6 +121,7 @@ class _Run:
         self._outcome = outcome
         self._are_sent = {task.number: anyio.Event() for task in script.tasks}
         self._have_ended = {task.number: anyio.Event() for task in script.tasks}
+        self._pins: list[Pin] = []
 
     async def send_all(self) -> None:
         """Send all requests, and the last one when all others have ended."""
@@ -137,11 +146,13 @@ class _Run:
             if self._script.come_together:  # none of the tasks has begun yet
                 wait_for_requests(self._model, num_at_once)
         await self._send(last, None)
+        for pin in self._pins:
+            await pin.aclose()
 
     def _comes_at_once(self, task: Task) -> bool:
         """Tell whether a request is one for the engine, and waits for nothing."""
         is_refused = self._expected[task.number].answer is None
-        waits = task.delay or task.follows is not None
+        waits = task.delay or task.follows is not None or task.is_pinned
         return task.generates and not waits and not is_refused
 
     async def _change(self, change: Change, after: list[anyio.Event], done: anyio.Event) -> None:
@@ -185,6 +196,8 @@ class _Run:
         """Return in what an answer differs from the one that is expected."""
         task, is_whole = expected.request.task, True
         request = evolve(expected.request, adapter=task.adapter)
+        if task.is_pinned:
+            await self._pin(request)
         if task.generates and task.is_streamed:
             async with request.stream(self._model) as stream:
                 self._are_sent[task.number].set()
@@ -201,6 +214,15 @@ class _Run:
             return difference(expected.answer, found, exact=expected.is_exact)
         self._outcome.counts["half-read answers"] += 1
         return begins_like(expected.answer, found, exact=expected.is_exact)
+
+    async def _pin(self, request: Request) -> None:
+        """Pin what a chat begins with, if the model can and has room for it."""
+        try:
+            self._pins.append(await self._model.pin(request.task.chat(request.adapter, None)))
+        except (InvalidRequestError, ContextLengthError, PinLimitError):
+            self._outcome.counts["refused pins"] += 1
+        else:
+            self._outcome.counts["pins"] += 1
 
     async def _wait(self, num_steps: int) -> None:
         """Wait for steps of the engine, but not where it has nothing to do."""

@@ -55,6 +55,7 @@ class PagedMachine(RuleBasedStateMachine):
         self.shadow = ShadowKv(BLOCK_SIZE if self.paged else None)
         self.live: list[Live] = []
         self.parked: list[Live] = []
+        self.pinned: list[Live] = []
         self.histories: list[list[int]] = []
         self.content: dict[bytes, list[int]] = {}
 
@@ -65,9 +66,12 @@ class PagedMachine(RuleBasedStateMachine):
         token_ids=tokens,
         cache_keys=keys,
         most_shared=st.sampled_from([None, None, 0, 1, 4, 9]),
+        keeps_all=st.booleans(),
     )
-    def admit(self, token_ids: list[int], cache_keys: tuple[CacheKey, ...], most_shared: int | None) -> None:
-        table = KvTable(cache_keys, most_shared=most_shared)
+    def admit(
+        self, token_ids: list[int], cache_keys: tuple[CacheKey, ...], most_shared: int | None, keeps_all: bool
+    ) -> None:
+        table = KvTable(cache_keys, most_shared=most_shared, keeps_all=keeps_all)
         if most_shared is not None:
             assert self.manager.match(table, token_ids).num_tokens <= most_shared
         self._attach(Live(token_ids, cache_keys, table))
@@ -140,6 +144,28 @@ class PagedMachine(RuleBasedStateMachine):
             table = self.manager.fork(parent.table, parent.num_computed)
             self.live.append(Live(list(parent.token_ids), parent.cache_keys, table, parent.num_computed))
 
+    @precondition(lambda self: any(sequence.table.keeps_all for sequence in self.live))
+    @rule(data=st.data())
+    def pin(self, data: st.DataObject) -> None:
+        """Hold the full blocks of a sequence that computes nothing more, or end it if they cannot all be found."""
+        sequence = data.draw(st.sampled_from([each for each in self.live if each.table.keeps_all]))
+        num_full = sequence.num_computed - sequence.num_computed % BLOCK_SIZE
+        if not self.manager.pin(sequence.table, sequence.num_computed):
+            self._free(sequence)
+            return
+        sequence.truncate(num_full)
+        sequence.num_computed = num_full
+        self.live.remove(sequence)
+        self.pinned.append(sequence)
+
+    @precondition(lambda self: self.pinned)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.pinned))
+        self.pinned.remove(sequence)
+        self.manager.free(sequence.table, sequence.token_ids, sequence.num_computed)
+        self.histories.append(list(sequence.token_ids))
+
     @precondition(lambda self: self.live)
     @rule(data=st.data(), park=st.booleans())
     def free(self, data: st.DataObject, park: bool) -> None:
@@ -156,6 +182,10 @@ class PagedMachine(RuleBasedStateMachine):
         ids = list(sequence.table.ids)
         self.manager.forget(sequence.table)
         self._free(sequence)
+        for pin in list(self.pinned):
+            if not self.manager.pin(pin.table, pin.num_computed):
+                self.pinned.remove(pin)
+                self.manager.free(pin.table, pin.token_ids, pin.num_computed)
         prefix = self.manager.match(KvTable(sequence.cache_keys), sequence.token_ids)
         if self.paged:
             assert prefix.num_tokens == 0
@@ -164,8 +194,9 @@ class PagedMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        self.manager.reset_prefix_cache()
-        assert self.manager.match(KvTable(), [0, 1] * 10).num_tokens == 0
+        self.manager.reset_prefix_cache([sequence.table for sequence in self.pinned])
+        if not self.pinned:
+            assert self.manager.match(KvTable(), [0, 1] * 10).num_tokens == 0
 
     @invariant()
     def memory_holds_what_was_computed(self) -> None:
@@ -174,15 +205,28 @@ class PagedMachine(RuleBasedStateMachine):
                 self._check_content(sequence, sequence.num_computed)
 
     @invariant()
+    def what_is_pinned_is_whole_and_found(self) -> None:
+        for sequence in self.pinned:
+            table, marks = sequence.table, sequence.marks
+            assert [self.shadow.read(table.ids, place) for place in range(len(marks))] == marks
+            prefix = self.manager.match(KvTable(sequence.cache_keys), [*sequence.token_ids, 2])
+            assert prefix.ids == tuple(table.ids)
+            assert prefix.num_tokens == len(marks)
+
+    @invariant()
     def books_balance(self) -> None:
         assert isinstance(self.manager, KvCacheManager)
-        check_paged(self.manager, [sequence.table for sequence in self.live])
+        check_paged(self.manager, [sequence.table for sequence in self.live + self.pinned])
         for digest, block in self.manager._pool._by_hash.items():
             assert [self.shadow.cells[block.id, offset] for offset in range(BLOCK_SIZE)] == self.content[digest]
 
     def teardown(self) -> None:
         for sequence in list(self.live):
             self._free(sequence)
+        assert self.pinned or self.manager.usage.used == 0
+        for sequence in self.pinned:
+            self.manager.free(sequence.table, sequence.token_ids, sequence.num_computed)
+        self.pinned.clear()
         assert self.manager.usage.used == 0
         assert not self.manager.take_copies()
         self.books_balance()
@@ -202,7 +246,7 @@ class PagedMachine(RuleBasedStateMachine):
             self.shadow.release(self.manager.take_released())
         self._check_content(sequence, prefix.num_tokens)
         self.live.append(sequence)
-        if self.window is None:
+        if self.window is None or sequence.table.keeps_all:
             # Capacity that was promised is there; this sequence may be given all of it at once.
             free = self.manager.usage.cached + self.manager.usage.free
             assert not self.paged or free * BLOCK_SIZE >= length - prefix.num_tokens
@@ -221,7 +265,7 @@ class PagedMachine(RuleBasedStateMachine):
     def _check_content(self, sequence: Live, num_tokens: int, start: int | None = None) -> None:
         """Check that whatever a query from ``start`` on attends to was computed for this very history."""
         first = 0
-        if self.window is not None:
+        if self.window is not None and not sequence.table.keeps_all:
             first = max(0, (num_tokens if start is None else start) - self.window + 1)
         for position in range(first, num_tokens):
             assert self.shadow.read(sequence.table.ids, position) == sequence.marks[position]

@@ -308,6 +308,62 @@ def test_a_window_asks_for_what_lives_at_once() -> None:
     assert manager.take_released() == []
 
 
+def test_a_pinned_table_holds_the_blocks_that_are_found() -> None:
+    manager = KvCacheManager(8, SIZE)
+    prompt = list(range(10))
+    both = [KvTable(), KvTable()]
+    for table in both:  # admitted at once, so that each computes all
+        manager.attach(table, Prefix(0, ()), prompt)
+        assert manager.grow(table, 0, len(prompt)) == len(prompt)
+    for table in both:
+        manager.commit(table, prompt, len(prompt))
+    first, second = both
+    found = list(first.ids[:2])
+    assert manager.pin(second, len(prompt))
+    assert manager.pin(second, len(prompt))
+    assert second.ids == found
+    manager.free(first, prompt, len(prompt))
+    assert manager.usage.used == 2
+    filler, _ = start(manager, [50] * 6 * SIZE)
+    manager.free(filler, [50] * 6 * SIZE, 6 * SIZE)
+    assert hits(manager, prompt) == 8
+    check_paged(manager, [second])
+    manager.free(second, prompt, len(prompt))
+    start(manager, [60] * 8 * SIZE)
+    assert hits(manager, prompt) == 0
+
+
+def test_a_table_to_be_pinned_keeps_what_is_outside_of_the_window() -> None:
+    manager = KvCacheManager(8, SIZE, sliding_window=5)
+    prompt = list(range(6 * SIZE))
+    table, _ = start(manager, prompt, KvTable(keeps_all=True))
+    assert manager.usage.used == 6
+    assert manager.pin(table, len(prompt))
+    assert not manager.fits(manager.match(KvTable(keeps_all=True), [50] * 12), 12, num_growing=0)
+    other, _ = start(manager, [*prompt, 1])
+    assert OUT_OF_WINDOW_BLOCK in other.ids
+    check_paged(manager, [table, other])
+    assert hits(manager, [*prompt, 1]) == len(prompt)
+
+
+def test_a_pinned_table_outlasts_a_reset_and_not_a_nan() -> None:
+    manager = KvCacheManager(8, SIZE)
+    prompt = list(range(8))
+    table, _ = start(manager, prompt)
+    manager.reset_prefix_cache()
+    assert not manager.pin(table, 8), "it was computed before the reset"
+    manager.free(table, prompt, 8)
+    table, _ = start(manager, prompt)
+    assert manager.pin(table, 8)
+    manager.reset_prefix_cache([table])
+    assert hits(manager, [*prompt, 1]) == 8
+    failing, _ = start(manager, [*prompt[:6], 99])
+    manager.forget(failing)
+    manager.free(failing, [*prompt[:6], 99], 7)
+    assert not manager.pin(table, 8)
+    assert hits(manager, [*prompt, 1]) == 0
+
+
 def stored_blocks(manager: KvCacheManager, token_ids: list[int]) -> list[bytes]:
     """Compute a sequence, and return the hashes of its full blocks, as a store would learn them."""
     table = KvTable()

@@ -167,6 +167,21 @@ def test_tokens_that_meet_elsewhere_are_refused(monkeypatch: pytest.MonkeyPatch)
         load(tiny_model("gpt_neox"), open_door(tiny_config("gpt_neox").to_dict(), torch.float32))
 
 
+def test_layers_of_other_rows_than_tokens_are_not_adapted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter is found by the token of a row, which such rows are not."""
+    plain: Any = modeling_gpt_neox.GPTNeoXMLP.forward
+
+    def shared(self: Any, hidden: Tensor) -> Any:
+        other = self.dense_h_to_4h(torch.ones(3, hidden.shape[-1], dtype=hidden.dtype, device=hidden.device))
+        return plain(self, hidden) + 1e-3 * other.mean()
+
+    monkeypatch.setattr(modeling_gpt_neox.GPTNeoXMLP, "forward", shared)
+    outcome = judge("gpt_neox")
+    assert outcome.verdict is Verdict.RUNS, outcome.reason
+    model = load(tiny_model("gpt_neox"), open_door(tiny_config("gpt_neox").to_dict(), torch.float32))
+    assert {shape.name.rpartition(".")[2] for shape in model.adaptable} == {"dense", "dense_4h_to_h", "query_key_value"}
+
+
 def test_option_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plain: Any = modeling_gpt_neox.GPTNeoXAttention.forward
 

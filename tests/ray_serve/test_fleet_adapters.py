@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from paged_sdk.ray.adapters import FleetAdapters
-from paged_sdk.routing.routed_worker import Replica
+from paged_sdk.routing.replica import Replica
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,8 @@ import pytest
 from paged_sdk import AdapterError, EngineDeadError, RequestBuilder
 from paged_sdk.calls.loaded_adapters import LoadedAdapters
 from paged_sdk.routing.adapters import ReplicaAdapters
-from paged_sdk.routing.routed_worker import Replica, RoutedWorker
+from paged_sdk.routing.replica import Replica
+from paged_sdk.routing.routed_worker import RoutedWorker
 from paged_sdk.testing import FakeModel, fake_model
 from paged_sdk.types.adapter import AdapterUse
 from slow_fakes import slow_fake

@@ -31,7 +31,7 @@ from paged_sdk import (
 from paged_sdk.calls import preparation
 from paged_sdk.kv import paged
 from paged_sdk.kv.block_hash import block_hashes
-from paged_sdk.routing.routed_worker import Replica
+from paged_sdk.routing.replica import Replica
 from paged_sdk.server import create_app
 from paged_sdk.testing import FakeModel, FakeRequest, fake_model
 from paged_sdk.worker.engine_access import EngineAccess

@@ -144,6 +144,45 @@ def test_other_models_files_count(tmp_path: Path) -> None:
     assert own.has(digest(9))
 
 
+def test_several_processes_keep_to_one_size(tmp_path: Path) -> None:
+    size = HEADER + sum(SIZES)
+    several = [files(tmp_path, identity=letter * 32, max_bytes=64 * size) for letter in "abcd"]
+    most = 0
+    for number in range(100):
+        for own in several:
+            own.write(digest(number), views(content(number)))
+        most = max(most, sum(path.stat().st_size for path in paths(tmp_path)))
+    assert most <= (64 + 4 * 4) * size
+
+
+def test_another_process_may_hold_the_file_that_is_to_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows refuses then. The other process has written the same."""
+    own, replace = files(tmp_path), os.replace
+
+    def refused(source: Path, target: Path) -> None:
+        replace(source, target)
+        source.write_bytes(b"")
+        raise PermissionError(13, "Access is denied")
+
+    monkeypatch.setattr(os, "replace", refused)
+    own.write(digest(1), views(content(1)))
+    assert len(paths(tmp_path)) == 1
+    assert read(own, 1) == content(1)
+
+
+def test_what_was_read_counts_even_if_it_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = files(tmp_path)
+    own.write(digest(1), views(content(1)))
+
+    def gone(path: Path) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(os, "utime", gone)
+    assert read(own, 1) == content(1)
+
+
 def test_nothing_else_in_the_directory_is_touched(tmp_path: Path) -> None:
     others = [tmp_path / "a.kv", tmp_path / "data" / "00" / "b.kv", tmp_path / "c.part", tmp_path / "ab" / "letter"]
     for path in others:

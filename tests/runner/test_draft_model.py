@@ -138,6 +138,17 @@ def test_a_text_that_ends_while_it_is_read_leaves_nothing(builder: TextModelBuil
     assert draft._kv.usage.used == 0
 
 
+def test_blocks_of_a_draft_model_do_not_wait_to_be_stored(
+    builder: TextModelBuilder, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    draft = drafting_model(builder.with_prefix_cache_dir(tmp_path), tiny_checkpoint, gamma=3)
+    sequence = running(0, LONG)
+    assert any(draft.propose([sequence])[0] for _ in range(4))
+    draft.forget([0])
+    assert draft._kv.usage.cached > 0
+    assert draft._kv.take_published() == []
+
+
 def test_nothing_is_guessed_from_logits_that_are_not_finite(
     builder: TextModelBuilder, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paged_sdk.errors import EngineError
 from paged_sdk.kv.manager import StoredBlock
 from paged_sdk.runner import stored_blocks
 from paged_sdk.runner.block_content import BlockContent
@@ -195,6 +196,91 @@ def test_wrong_blocks_are_forgotten_even_while_they_are_written(rig: Rig, monkey
     assert [number for number in range(5) if rig.files.has(digest(number))] == [4]
 
 
+def test_right_content_is_written_after_wrong_one_was_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave = threading.Event(), threading.Event()
+    write = rig.files.write
+
+    def slow(digest: bytes, pieces: Sequence[memoryview]) -> None:
+        entered.set()
+        assert leave.wait(10)
+        write(digest, pieces)
+
+    monkeypatch.setattr(rig.files, "write", slow)
+    for tensor in rig.pool:
+        tensor[1:3].fill_(torch.nan)
+    rig.store(1, 2)
+    assert entered.wait(10)
+    rig.blocks.forget([digest(1), digest(2)])
+    for tensor, fresh in zip(rig.pool, new_pool(), strict=True):
+        tensor.copy_(fresh)
+    rig.store(1, 2)
+    leave.set()
+    rig.until(lambda: not rig.blocks._num_unwritten)
+    assert rig.read(1, 2) == [1, 2]
+    rig.restore(_1=6, _2=7)
+    for tensor in rig.pool:
+        assert torch.equal(tensor[6:8], tensor[1:3])
+
+
+def test_what_was_read_of_forgotten_blocks_is_dropped(rig: Rig) -> None:
+    rig.store(1)
+    rig.until_written(1)
+    rig.blocks.read([digest(1)])
+    assert rig.ready.acquire(timeout=10)
+    rig.blocks.forget([digest(1)])
+    assert rig.blocks.take_ready() == [{}]
+
+
+class SilentDisk:
+    """Replaces the reading of files, which then does not return until it is told to."""
+
+    def __init__(self, own: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered, self.leave = threading.Event(), threading.Event()
+        self.read = own.files.read
+        monkeypatch.setattr(stored_blocks, "_MOST_SECONDS", 0.05)
+        monkeypatch.setattr(own.files, "read", self.silent)
+
+    def silent(self, digest: bytes, pieces: Sequence[memoryview]) -> bool:
+        self.entered.set()
+        assert self.leave.wait(10)
+        return self.read(digest, pieces)
+
+
+def test_a_disk_that_does_not_answer_is_given_up_until_it_does(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.store(1, 2)
+    rig.until_written(1, 2)
+    disk = SilentDisk(rig, monkeypatch)
+    rig.blocks.read([digest(1)])
+    rig.blocks.read([digest(2)])
+    assert disk.entered.wait(10)
+    assert not rig.blocks.has_ready
+    assert rig.blocks.take_ready() == []
+    rig.until(lambda: rig.blocks.has_ready)
+    assert rig.blocks.take_ready() == [{}, {}]
+    assert len(caplog.records) == 1
+    assert not rig.blocks.has(digest(1))
+    assert not rig.blocks.has_ready
+    disk.leave.set()
+    rig.until(lambda: rig.blocks.has(digest(1)))
+    assert rig.read(1, 2) == [1, 2]  # the late answer does not come instead
+    rig.restore()
+    assert rig.blocks._num_unused == 0
+
+
+def test_a_disk_that_is_stuck_in_writing_is_not_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.store(1)
+    rig.until_written(1)
+    leave = threading.Event()
+    monkeypatch.setattr(stored_blocks, "_MOST_SECONDS", 0.05)
+    monkeypatch.setattr(rig.files, "write", lambda digest, pieces: leave.wait(10))
+    rig.store(2)
+    rig.until(lambda: not rig.blocks.has(digest(1)))
+    leave.set()
+    rig.until(lambda: rig.blocks.has(digest(1)))
+
+
 @pytest.mark.parametrize("way", ["clear", "replace"])
 def test_nothing_comes_of_what_was_read_before(rig: Rig, way: str, tmp_path: Path) -> None:
     rig.store(1, 2)
@@ -235,6 +321,19 @@ def test_closing_does_not_wait_for_a_disk_for_ever(tmp_path: Path, monkeypatch: 
     assert time.monotonic() - start < 5
     leave.set()
     own.blocks._writer.join(10)
+
+
+def test_closing_after_one_thread_could_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = StoredBlocks(BlockFiles(tmp_path, "a" * 32, max_bytes=1 << 30), BlockContent(new_pool()))
+
+    def refuse() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(blocks._writer, "start", refuse)
+    with pytest.raises(EngineError):
+        blocks.start()
+    blocks.close()
+    assert not blocks._reader.is_alive()
 
 
 def test_closing_before_the_start_does_nothing(tmp_path: Path) -> None:

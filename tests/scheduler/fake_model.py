@@ -111,6 +111,7 @@ class Harness:
         priority: int = 0,
         cache_keys: tuple[CacheKey, ...] = (),
         skip_prefix_cache: bool = False,
+        is_pinned: bool = False,
     ) -> Sequence:
         sequence = make_sequence(
             self.next_id,
@@ -121,6 +122,7 @@ class Harness:
             num_choices=num_choices,
             priority=priority,
             cache_keys=cache_keys,
+            is_pinned=is_pinned,
         )
         self.scheduler.add(sequence)
         self.sequences[sequence.seq_id] = sequence
@@ -159,7 +161,7 @@ class Harness:
                 num_awaited = 0
             is_last = row.known_end == len(sequence.token_ids) + num_awaited
             assert not row.draft_token_ids or is_last
-            assert row.num_samples == (sequence.num_choices if is_last else 0)
+            assert row.num_samples == (sequence.num_choices if is_last and sequence.request.generates else 0)
         for sequence in output.dropped:
             assert sequence.finish_reason == "length"
             assert sequence.num_computed_tokens == self.manager.max_sequence_tokens
@@ -253,6 +255,8 @@ class Harness:
         """
         output = self.schedule()
         sampled = self.execute(output) if output.scheduled else []
+        if self.store is not None and not output.scheduled and not self.scheduler.num_running:
+            self.store.restore(output.restores, self.shadow)
         if ahead and host is not None:
             self._withhold(output, host)
         self.land()
@@ -300,6 +304,9 @@ class Harness:
         for sequence in self.sequences.values():
             if sequence.status is SequenceStatus.RUNNING:
                 held.append(sequence.table)
+            elif sequence.status is SequenceStatus.PINNED:
+                held.append(sequence.table)
+                self._check_pinned(sequence)
             else:
                 assert sequence.table.ids == []
         # Choices that were forked in this very update are not known here yet.
@@ -310,6 +317,24 @@ class Harness:
             own = own._kv
         if isinstance(own, KvCacheManager):
             check_paged(own, held)
+        pinned = [s for s in self.sequences.values() if s.status is SequenceStatus.PINNED]
+        assert len(pinned) == len(self.scheduler.pins)
+        assert self.scheduler.pins.num_blocks == len({block for s in pinned for block in s.table.ids})
+        assert self.scheduler.pins.num_blocks <= self.scheduler.pins.limit
+
+    def _check_pinned(self, sequence: Sequence) -> None:
+        """Check that all full blocks of a pinned prompt are there, and that a text that begins with it finds them."""
+        prompt, size = sequence.token_ids, self.config.block_size
+        num_full = len(prompt) - len(prompt) % size
+        marks = history_marks(prompt, keys_of(sequence, is_long=sequence.is_long))[:num_full]
+        assert [self.shadow.read(sequence.table.ids, place) for place in range(num_full)] == marks
+        prefix = self.manager.match(KvTable(sequence.table.cache_keys), [*prompt, VOCAB])
+        assert list(prefix.ids[: num_full // size]) == sequence.table.ids
+
+    def release_pins(self) -> None:
+        """End all pinned sequences."""
+        for sequence in list(self.scheduler.pins):
+            self.scheduler.finish(sequence, "canceled")
 
     def check_end(self) -> None:
         """Check that nothing is held, and that every text is what it would have been alone."""
@@ -317,6 +342,9 @@ class Harness:
         assert usage.used == 0
         assert usage.free + usage.cached == usage.total
         for sequence in self.sequences.values():
+            if sequence.request.is_pinned:
+                assert sequence.finish_reason == "canceled"
+                continue
             expected = reference(sequence, self.config)
             output = sequence.output_token_ids
             assert sequence.status is SequenceStatus.FINISHED

@@ -130,6 +130,38 @@ def test_a_seat_is_kept_while_blocks_are_read() -> None:
     assert len(store_of(own).to_read) == 1
 
 
+def test_nothing_is_read_before_there_is_memory_for_it() -> None:
+    own = harness(num_blocks=8)
+    after_a_restart(own)
+    running = own.add([0] * 10, max_tokens=12)
+    own.step()
+    again = own.add(PROMPT, max_tokens=3)
+    while running.num_output_tokens < 6:
+        own.step()
+    assert store_of(own).num_reads == 0
+    assert again.status is SequenceStatus.WAITING
+    own.run()
+    assert store_of(own).num_reads == 1
+    assert again.num_cached_tokens == 12
+    own.check_end()
+
+
+@pytest.mark.parametrize("are_early", [False, True])
+def test_prompts_that_come_at_once_do_not_displace_each_other(are_early: bool) -> None:
+    """The memory is that of two of them, and all answers may come before the first is admitted."""
+    own = harness(num_blocks=14, seats=6)
+    prompts = [[first, second, *PROMPT[2:]] for first in (0, 1, 2) for second in (0, 1)]
+    for prompt in prompts:
+        after_a_restart(own, prompt)
+    several = [own.add(prompt, max_tokens=8) for prompt in prompts]
+    while own.has_work or own.flight is not None:
+        own.step()
+        while are_early and store_of(own).to_read:
+            store_of(own).answer()
+    assert [each.num_cached_tokens for each in several] == [12] * 6
+    own.check_end()
+
+
 def test_a_read_that_nobody_waits_for_still_serves_the_next() -> None:
     own = harness()
     after_a_restart(own)

@@ -780,3 +780,16 @@ def test_texts_are_the_same_whatever_the_steps_take(*, ahead: bool) -> None:
         harness.check_end()
         results.add(str([sequence.output_token_ids for sequence in harness.sequences.values()]))
     assert len(results) == 1
+
+
+def test_a_prompt_that_is_pinned_gets_no_drafts() -> None:
+    """Whoever proposes them would follow it for as long as it is pinned."""
+    harness = Harness(EngineConfig(num_blocks=16, block_size=4, max_num_batched_tokens=8, max_model_len=32))
+    pinned = harness.add(list(range(9)), is_pinned=True)
+    harness.step()
+    assert pinned.num_computed_tokens == 8
+    assert harness.scheduler.decoding == []
+    harness.step()
+    assert pinned.status is SequenceStatus.PINNED
+    harness.release_pins()
+    harness.check_end()

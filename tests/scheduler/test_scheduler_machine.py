@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from fake_store import FakeStore
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.errors import PinLimitError
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.scheduler.sequence import SequenceStatus
 
@@ -99,6 +100,35 @@ class PagedMachine(RuleBasedStateMachine):
         prompt = sequence.token_ids + data.draw(st.lists(st.integers(0, 1), max_size=3))
         self.harness.add(prompt[: self.longest_prompt], max_tokens=4)
 
+    @rule(prompt=prompts, repeats=st.sampled_from([1, 1, 3]), cache_keys=cache_keys)
+    def pin(self, prompt: list[int], repeats: int, cache_keys: tuple[CacheKey, ...]) -> None:
+        prompt = (prompt * repeats)[: self.longest_prompt]
+        pins = self.harness.scheduler.pins
+        try:
+            self.harness.add(prompt, cache_keys=cache_keys, is_pinned=True)
+        except PinLimitError as error:
+            assert error.limit == pins.limit
+            assert error.num_pinned + error.num_blocks > error.limit or not error.limit
+            assert error.num_blocks <= len(prompt) // 3
+
+    @precondition(lambda self: self.harness.sequences)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        """End a sequence whose KV nobody may use; pinned ones that share it are computed again."""
+        self.harness.land()
+        sequence = data.draw(st.sampled_from(list(self.harness.sequences.values())))
+        if sequence.status is SequenceStatus.RUNNING:
+            self.harness.scheduler.forget(sequence)
+            self.harness.scheduler.finish(sequence, "canceled")
+            self.harness.check_memory()
+
+    @rule()
+    def change_weights(self) -> None:
+        """Have what is pinned computed again, once nothing else is at work."""
+        self.harness.run()
+        self.harness.scheduler.recompute_pins()
+        self.harness.check_memory()
+
     @rule(num_steps=st.integers(1, 6), ahead=st.booleans(), host=hosts)
     def steps(self, num_steps: int, host: Collection[int] | None, *, ahead: bool) -> None:
         """Results are taken in before the next step is chosen, or after; a step may be under way when this ends."""
@@ -133,12 +163,13 @@ class PagedMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        self.harness.manager.reset_prefix_cache()
+        self.harness.scheduler.pins.reset_prefix_cache()
         self.harness.check_memory()
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):
             self.harness.run(ahead=True, host=range(0, 1000, 2))
+            self.harness.release_pins()
             self.harness.check_end()
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from paged_sdk.adapters.adapter import Adapter, ModuleUpdate, plain_name
 from paged_sdk.adapters.gguf import read_gguf
 from paged_sdk.adapters.peft import read_peft
-from paged_sdk.adapters.whole_modules import fit_whole
+from paged_sdk.adapters.whole_modules import fit_whole, of_ranking
 from paged_sdk.errors import AdapterError, ModelClosedError, shown
 from paged_sdk.kernels.lora import AdaptedRows, Lora, LoraPart, LoraWeights
 from paged_sdk.kernels.lora_slots import AdapterSlots
@@ -126,6 +126,7 @@ class AdapterBank:
                 num_bytes=sum(
                     update.num_elements * self._dtype_of(self._linears[plain_name(name)]).itemsize
                     for name, update in adapter.modules.items()
+                    if plain_name(name) in self._linears
                 )
                 + sum(tensor.nbytes for tensor in lora.whole.values()),
             )
@@ -136,7 +137,10 @@ class AdapterBank:
         :raises AdapterError: the adapter changes a module that the model lacks, or a matrix of another shape
         """
         updates: dict[str, dict[str, ModuleUpdate]] = {}
+        of_texts = of_ranking(adapter, self._whole)
         for name, update in adapter.modules.items():
+            if name in of_texts:
+                continue
             linear = self._linears.get(plain_name(name))
             if linear is None or update.looks_up != (linear.name == self._embedding):
                 kinds = sorted({module.rpartition(".")[2] for module in self._linears})

@@ -162,7 +162,7 @@ def _whole_modules(file: SafetensorsFile, config: PeftConfig) -> dict[str, Tenso
             raise AdapterError(f"{file.path}: tensor {shown(name)} is {what}", path=file.path, tensor=name)
         found[_COMMON.sub("", name)] = file.tensor(name)
     for module in config.whole:
-        if module not in _HEADS and not any(f".{module}." in f".{name}" for name in found):
+        if module not in _HEADS and not any(f"{module}." in name for name in found):
             missing = f"base_model.model.{module}.weight"
             raise AdapterError(f"{file.path} lacks tensor {shown(missing)}", path=file.path, tensor=missing)
     return found

@@ -140,8 +140,10 @@ class PeftConfig:
         return _ends_with(module, self.targets or ()) and not _ends_with(module, self.excluded)
 
     def is_whole(self, module: str) -> bool:
-        """Return whether a module, or one around it, was trained as a whole."""
-        return any(f".{name}." in f".{module}." for name in self.whole)
+        """Return whether a module, or one around it, was trained as a whole. PEFT trains all whose names end so:
+        ``classifier`` means DistilBERT's ``pre_classifier`` too.
+        """
+        return any(f"{name}." in f"{module}." for name in self.whole)
 
     @property
     def tells_targets(self) -> bool:

@@ -60,7 +60,13 @@ def make_draft_model(
     :param balance: time that drafts have gained and lost so far
     """
     shape = draft.model.config
-    own = evolve(config, max_model_len=draft.max_model_len, sliding_window=shape.window, rope_switch=shape.rope_switch)
+    own = evolve(
+        config,
+        max_model_len=draft.max_model_len,
+        sliding_window=shape.window,
+        rope_switch=shape.rope_switch,
+        prefix_cache_dir=None,  # its blocks are not stored
+    )
     backend = make_storage(draft, own, workspace).make(own.num_blocks)
     model = fuse(draft.model, backend, draft.settings)
     on_cuda = all(device.type == "cuda" for device in draft.placement.devices)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
+from uuid import uuid4
 
 from attrs import evolve
 
@@ -22,6 +24,9 @@ from paged_sdk.runner.block_files import BlockFiles
 __all__ = ["open_block_files", "resolve_prefix_cache_dir"]
 
 _log = get_logger(__name__)
+
+_NUM_PIECES: Final = 64
+_PIECE: Final = 1 << 12  # bytes
 
 
 def resolve_prefix_cache_dir(
@@ -67,8 +72,8 @@ def open_block_files(
 ) -> BlockFiles | None:
     """Open the directory of a model's stored blocks; None if there is none.
 
-    Blocks are found again by a model with the same files (names, sizes and times of change), settings that its KV
-    depends on, and version of this package.
+    Blocks are found again by a model with the same files (names, sizes, times of change and samples of the content),
+    attention backends and settings that its KV depends on, and version of this package.
 
     :param more_files: files that the KV depends on beside the checkpoint's
     :raises ConfigError: the directory cannot be made or written to
@@ -78,10 +83,10 @@ def open_block_files(
         return None
     settings = loaded.settings
     others = [each for each in (settings.imatrix, settings.calibration_file, *more_files) if each is not None]
-    stamps = [(file.name, *stamp) for file, stamp in loaded.files.items()]
-    stamps += [(each.name, *_stamp(each)) for each in others]
     depends_on = (
-        stamps,
+        [(file.name, stamp, _sample(file)) for file, stamp in loaded.files.items()],
+        [(each.name, _stamp(each)) for each in others],
+        [each.name for each in loaded.backends],
         loaded.dtype,
         settings.isq or environment.isq,
         settings.topology,
@@ -94,9 +99,32 @@ def open_block_files(
         sources_hash(),
     )
     identity = sha256(repr(depends_on).encode()).hexdigest()[:32]
-    return BlockFiles(Path(os.path.expanduser(directory.path)), identity, max_bytes=directory.max_bytes)
+    return BlockFiles(
+        Path(os.path.expanduser(directory.path)),
+        identity,
+        max_bytes=directory.max_bytes,
+        setting=PREFIX_CACHE_DIR if settings.prefix_cache_dir is None else "with_prefix_cache_dir",
+    )
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    found = Path(os.path.expanduser(path)).stat()
+def _stamp(path: Path) -> tuple[int, int] | str:
+    """Return a file's size and time of change; if it is gone, something that is found by no other model."""
+    try:
+        found = Path(os.path.expanduser(path)).stat()
+    except OSError:
+        return uuid4().hex
     return found.st_size, found.st_mtime_ns
+
+
+def _sample(path: Path) -> str:
+    """Hash pieces of a file, as its name, size and time say little where all files were given one time."""
+    digest = sha256()
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            for place in range(_NUM_PIECES):
+                file.seek(max(size - _PIECE, 0) * place // (_NUM_PIECES - 1))
+                digest.update(file.read(_PIECE))
+    except OSError:
+        return uuid4().hex
+    return digest.hexdigest()

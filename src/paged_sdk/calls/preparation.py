@@ -258,6 +258,7 @@ class RequestPreparer:
         grammar: Grammar | None = None,
         adapter: AdapterUse | None = None,
         reading: Reading | None = None,
+        is_pinned: bool = False,
     ) -> Request:
         """Make the request for the engine.
 
@@ -313,6 +314,7 @@ class RequestPreparer:
             block_hashes=self._block_hashes(prompt_token_ids, cache_keys),
             is_bidirectional=self.is_bidirectional,
             reading=reading,
+            is_pinned=is_pinned,
         )
 
     def _block_hashes(self, prompt_token_ids: Sequence[int], cache_keys: Sequence[CacheKey]) -> Sequence[bytes]:

@@ -134,7 +134,8 @@ def _table(name: str, of: ModelFigures) -> Table:
         table.add_row("first token", f"{1000 * of.first_token_seconds:,.0f} ms", "after the request, on average")
     if of.blocks_total:
         share = of.blocks_used / of.blocks_total
-        rest = f"of {of.blocks_total:,} blocks; {of.blocks_cached:,} hold prefixes"
+        pinned = f", {of.blocks_pinned:,} are pinned" if of.blocks_pinned else ""
+        rest = f"of {of.blocks_total:,} blocks; {of.blocks_cached:,} hold prefixes{pinned}"
         table.add_row("KV memory", Text(f"{share:.0%}", style="red" if share > 0.9 else ""), rest)
     table.add_row("prefix cache", f"{of.prefix_hit_rate:.0%}", f"of {of.prefix_queries:,} prompt tokens found")
     if of.drafted_tokens:

@@ -30,6 +30,7 @@ class ModelFigures:
     blocks_total: int
     blocks_used: int
     blocks_cached: int
+    blocks_pinned: int
     prompt_tokens: int
     completion_tokens: int
     prompt_tok_per_sec: float

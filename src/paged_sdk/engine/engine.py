@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from attrs import evolve, frozen
@@ -90,7 +90,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._output.has_requests or self._under_way is not None
+        return self._output.num_requests > len(self._scheduler.pins) or self._under_way is not None
 
     @property
     def is_stalled(self) -> bool:
@@ -126,14 +126,17 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request with "canceled" and free its KV; no effect if it has ended already."""
-        for sequence in self._output.cancel(request_id, time.monotonic()):
-            self._scheduler.finish(sequence, "canceled")
+        self._end_request(request_id)
         self._computes_nothing = False  # another may take its seat
         self._let_adapters_go()
 
+    def _end_request(self, request_id: str) -> None:
+        for sequence in self._output.cancel(request_id, time.monotonic()):
+            self._scheduler.finish(sequence, "canceled")
+
     def retire_adapter(self, number: int, on_idle: Callable[[], object]) -> None:
-        """Refuse new requests with an adapter, and call ``on_idle`` once, when no unfinished request uses it or the
-        engine is closed.
+        """Refuse new requests with an adapter, release its pinned prefixes, and call ``on_idle`` once, when no
+        unfinished request uses it or the engine is closed.
         """
         self._retired_adapters.add(number)
         self._retiring_adapters[number] = on_idle
@@ -169,6 +172,8 @@ class Engine:
                 return
             self._under_way = _Submitted(output, step, start, drafting_seconds)
             self._scheduler.withhold(output, step.withheld_rows)
+        elif self._blocks is not None and not self._scheduler.num_running:
+            self._blocks.restore(output.restores)  # also frees the memory without which no more blocks are read
         self._computes_nothing = earlier is None and self._under_way is None
         if earlier is not None:
             self._take_in(earlier)
@@ -201,6 +206,8 @@ class Engine:
         self._let_adapters_go()
 
     def _let_adapters_go(self) -> None:
+        for sequence in [each for each in self._scheduler.pins if _uses(each, self._retiring_adapters)]:
+            self._end_request(sequence.request.request_id)
         for number in [each for each in self._retiring_adapters if not self._output.uses_adapter(each)]:
             self._retiring_adapters.pop(number)()
 
@@ -216,25 +223,27 @@ class Engine:
                 self._proposer = None
 
     def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache, its stored blocks included; live sequences keep their KV."""
+        """Empty the prefix cache, its stored blocks included; live sequences keep their KV, and pinned ones stay."""
         self._forget_prefixes()
         if self._blocks is not None:
             self._blocks.clear()
 
     def requantize(self, isq: IsqType, check_cancelled: Callable[[], None]) -> None:
-        """Requantize the weights. There must be no requests: their KV comes from the old weights.
+        """Requantize the weights. There must be no requests but pinned prefixes, which are computed again afterwards:
+        KV comes from the old weights.
 
         :param check_cancelled: called from time to time; an exception that it raises ends the work and the engine
         :raises EngineDeadError: requantizing failed, and the old weights could not be restored
         :raises ModelLoadError: requantizing failed, and the old weights are in use
         """
         assert not self.has_work, "KV of requests would be that of other weights"
+        self._scheduler.recompute_pins()
         self._forget_prefixes()
         self._scheduler.forget_times()
         self._runner.requantize(isq, check_cancelled)
 
     def _forget_prefixes(self) -> None:
-        self._kv.reset_prefix_cache()
+        self._scheduler.pins.reset_prefix_cache()
         if self._proposer is not None:
             self._proposer.reset()
 
@@ -246,6 +255,7 @@ class Engine:
             blocks_used=usage.used,
             blocks_cached=usage.cached,
             blocks_free=usage.free,
+            blocks_pinned=self._scheduler.pins.num_blocks,
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
             awaiting_images=self._scheduler.num_awaiting_images,
@@ -318,7 +328,7 @@ class Engine:
                 continue
             for sequence in self._output.fail(output.scheduled[row].sequence.request.request_id, error):
                 if isinstance(error, NumericalError):
-                    self._kv.forget(sequence.table)
+                    self._scheduler.forget(sequence)
                     if self._blocks is not None:
                         self._blocks.forget(sequence.table.hashes)
                 self._scheduler.finish(sequence, "canceled")
@@ -330,3 +340,8 @@ class Engine:
             start=start, end=end, prompt_tokens=output.num_prompt_tokens, completion_tokens=completion_tokens
         )
         self._scheduler.note_time(output, max(end - start - drafting_seconds, 0.0), drafting_seconds)
+
+
+def _uses(sequence: Sequence, adapters: Container[int]) -> bool:
+    adapter = sequence.request.adapter
+    return adapter is not None and adapter.number in adapters

@@ -22,7 +22,7 @@ class RequestEvent:
     :ivar logprobs: logprobs of the tokens of this step
     :ivar finish_reason: why the choice has ended; no more tokens follow
     :ivar prompt_logprobs: logprobs of every prompt token but the first, if asked for; sent with the first token
-    :ivar start: token counts and times of the request's start; sent with the first token
+    :ivar start: token counts and times of the request's start; sent with the first token, or once a prefix is pinned
     :ivar reading: the result read from the prompt (embedding, rank or scores), if requested; sent with the last event
     :ivar usage: set in the request's last event, unless that is an error
     :ivar error: the error that the request ends with

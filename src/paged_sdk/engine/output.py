@@ -37,8 +37,9 @@ class OutputProcessor:
         self._choices: dict[int, ChoiceState] = {}  # by sequence id
 
     @property
-    def has_requests(self) -> bool:
-        return bool(self._requests)
+    def num_requests(self) -> int:
+        """Return how many requests have not ended."""
+        return len(self._requests)
 
     def uses_adapter(self, number: int) -> bool:
         """Return whether an unfinished request uses an adapter."""
@@ -79,6 +80,8 @@ class OutputProcessor:
             if owner is not None and output.scheduled[row].sequence.finish_reason is not None:
                 owner.first_token_at = now
                 self._end(owner, owner.choices[0], "stop", now, reading)
+        for sequence in new_tokens.pinned:
+            self._note_pinned(self._requests[sequence.request.request_id], now)
         ended: list[Sequence] = []
         choices = self._choices
         for index, (sequence, token_ids) in enumerate(zip(new_tokens.sequences, new_tokens.token_ids, strict=True)):
@@ -189,6 +192,13 @@ class OutputProcessor:
             self._end(owner, choice, sequence.finish_reason, now)
         elif choice.text is not None and choice.text.is_stopped:
             self._end(owner, choice, "stop", now)
+
+    def _note_pinned(self, owner: RequestState, now: float) -> None:
+        """Tell the listener, once, that the prompt is computed and held."""
+        if owner.first_token_at is None:
+            owner.first_token_at = now
+            event = RequestEvent(request_id=owner.request.request_id, start=owner.start)
+            owner.outbox.events.append((owner.listener, event))
 
     def _end(
         self,

@@ -28,7 +28,8 @@ class BlockReader(Protocol):
 
     def take_ready(self) -> list[Collection[bytes]]:
         """Return which blocks have been read by the calls of :meth:`read` that have ended since the last call, in the
-        order of these calls. Their content is kept until the next step is executed.
+        order of these calls. Every call ends, whatever the disk does. The blocks' content is kept until it is put into
+        the pool, before the next step.
         """
         ...
 
@@ -43,6 +44,12 @@ class BlockStore(BlockReader, Protocol):
 
     def store(self, blocks: Sequence[StoredBlock]) -> None:
         """Copy the content of full blocks out of the pool, to be stored."""
+        ...
+
+    def restore(self, blocks: Sequence[StoredBlock]) -> None:
+        """Fill blocks of the pool with content that :meth:`take_ready` has announced, and free the memory of all that
+        it has announced.
+        """
         ...
 
     def forget(self, digests: Iterable[bytes]) -> None:

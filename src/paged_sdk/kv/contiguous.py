@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from attrs import frozen
 
@@ -145,6 +145,15 @@ class SequenceKvManager:
         else:
             self._keep(slot, _Kept(list(token_ids[:num_computed]), table.cache_keys))
 
+    @property
+    def can_pin(self) -> bool:
+        """Return False: see :meth:`pin`."""
+        return False
+
+    def pin(self, table: KvTable, num_computed: int) -> bool:
+        """Return False: sequences that continue a prefix copy it from its slot, so holding that saves them nothing."""
+        return False
+
     def forget(self, table: KvTable) -> None:
         """Do not keep the table's slot, and release the kept slot from which its first KV was copied. Other slots stay:
         what they have in common with this one, they computed themselves, or attended to without NaN.
@@ -174,7 +183,7 @@ class SequenceKvManager:
         released, self._released = self._released, []
         return released
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, pinned: Iterable[KvTable] = ()) -> None:
         self._released.extend(self._kept)
         self._kept.clear()
         self._epoch += 1

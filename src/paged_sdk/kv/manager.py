@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from attrs import frozen
@@ -34,6 +34,7 @@ class KvTable:
     :ivar num_published: leading blocks that are published under their hash
     :ivar source: the kept slot from which the table's first KV was copied (contiguous); None: none
     :ivar num_out_of_window: leading blocks that were freed because they are outside every sliding window
+    :ivar keeps_all: whether blocks outside every window stay, because others are to find all of them
     :ivar epoch: the manager's epoch when the table was filled: KV from before a reset is never shared
     """
 
@@ -43,6 +44,7 @@ class KvTable:
         "epoch",
         "hashes",
         "ids",
+        "keeps_all",
         "most_shared",
         "next_commit",
         "num_first_blocks",
@@ -61,6 +63,7 @@ class KvTable:
         *,
         most_shared: int | None = None,
         hashes: Sequence[bytes] = (),
+        keeps_all: bool = False,
     ) -> None:
         self.ids: list[int] = []
         self.capacity: int = 0
@@ -71,6 +74,7 @@ class KvTable:
         self.num_published: int = 0
         self.source: int | None = None
         self.num_out_of_window: int = 0
+        self.keeps_all: bool = keeps_all
         self.epoch: int = 0
         self.version: int = 0
         self.state_slot: int = 0
@@ -134,11 +138,13 @@ class Prefix:
     :ivar num_tokens: leading tokens that need not be computed; always fewer than the sequence has
     :ivar ids: the blocks or the slot that hold them
     :ivar awaited: a running sequence is computing the next block: waiting for it avoids computing it twice
+    :ivar keeps_all: see :class:`KvTable`
     """
 
     num_tokens: int
     ids: tuple[int, ...]
     awaited: bool = False
+    keeps_all: bool = False
 
 
 @frozen
@@ -160,8 +166,9 @@ class KvManager(Protocol):
     """Gives the scheduler access to KV memory; the scheduler allocates no block itself.
 
     The life of a table: ``match`` finds a prefix (changes nothing), ``attach`` takes it, ``grow`` adds capacity before
-    a step, ``commit`` records after a step what is computed, ``free`` gives everything back. Capacity may be added for
-    a step while an earlier one is in flight: the device executes reads and writes in the order of steps.
+    a step, ``commit`` records after a step what is computed, ``free`` gives everything back, perhaps long after ``pin``
+    has ended the computing. Capacity may be added for a step while an earlier one is in flight: the device executes
+    reads and writes in the order of steps.
     """
 
     @property
@@ -247,6 +254,20 @@ class KvManager(Protocol):
         """
         ...
 
+    @property
+    def can_pin(self) -> bool:
+        """Return whether ``pin`` can hold anything."""
+        ...
+
+    def pin(self, table: KvTable, num_computed: int) -> bool:
+        """Reduce a table, whose sequence computes nothing more, to the memory in which others find its tokens; it holds
+        that until ``free``. Idempotent.
+
+        :param num_computed: as for ``free``
+        :returns: whether all of it is there; if not, ``free`` of the table must follow
+        """
+        ...
+
     def forget(self, table: KvTable) -> None:
         """Withdraw the KV that a table holds or shares from the cache, because it contains NaN, which would spread to
         every sequence that attends to it. ``free`` of the table must follow.
@@ -277,6 +298,9 @@ class KvManager(Protocol):
         """Return contiguous slots that will not be used again: their storage may be freed after the copies."""
         ...
 
-    def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix. KV of the sequences that are running now is not cached either."""
+    def reset_prefix_cache(self, pinned: Iterable[KvTable] = ()) -> None:
+        """Forget every cached prefix. KV of the sequences that are running now is not cached either.
+
+        :param pinned: tables that ``pin`` has reduced, whose prefixes can be found as before
+        """
         ...

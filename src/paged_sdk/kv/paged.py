@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
 from paged_sdk.kv.block import Block
@@ -74,15 +74,16 @@ class KvCacheManager:
         At least the last token is left to compute, for its logits.
         """
         if not self._prefix_caching:
-            return Prefix(0, ())
+            return Prefix(0, (), keeps_all=table.keeps_all)
         self._extend_hashes(table, token_ids, len(token_ids))
         ids: list[int] = []
         for digest in islice(table.hashes, table.may_share(len(token_ids)) // self.block_size):
             block = self._pool.find(digest)
             if block is None:
-                return Prefix(len(ids) * self.block_size, tuple(ids), awaited=digest in self._pending)
+                is_awaited = digest in self._pending
+                return Prefix(len(ids) * self.block_size, tuple(ids), awaited=is_awaited, keeps_all=table.keeps_all)
             ids.append(block.id)
-        return Prefix(len(ids) * self.block_size, tuple(ids))
+        return Prefix(len(ids) * self.block_size, tuple(ids), keeps_all=table.keeps_all)
 
     def hashes_after(self, table: KvTable, token_ids: list[int], prefix: Prefix) -> Sequence[bytes]:
         """Return the hashes that ``match`` went through and did not find."""
@@ -112,8 +113,9 @@ class KvCacheManager:
         """Return whether there are blocks for ``num_tokens`` tokens (with a window, for those that live at once), plus
         one for each of ``num_growing`` sequences.
         """
-        found = prefix.ids[self._num_out_of_window(prefix.num_tokens) :]
-        live = min(self._num_blocks(num_tokens), self._window_blocks)
+        found, live = prefix.ids, self._num_blocks(num_tokens)
+        if not prefix.keeps_all:
+            found, live = found[self._num_out_of_window(prefix.num_tokens) :], min(live, self._window_blocks)
         taken_from_free = sum(self._pool.blocks[block_id].ref_count == 0 for block_id in found)
         return live - len(found) + taken_from_free + num_growing <= self._pool.num_available
 
@@ -169,15 +171,13 @@ class KvCacheManager:
             self._extend_hashes(table, token_ids, num_computed)
             for index in range(table.num_published, num_full):
                 digest, block = table.hashes[index], self._pool.blocks[table.ids[index]]
-                self._pool.publish(block, digest)
-                if self._published is not None and block.hash is not None:
-                    self._published[digest] = block.id
+                self._publish(block, digest)
                 if self._pending.get(digest) is table:
                     del self._pending[digest]
             table.num_published = num_full
         self._free_out_of_window(table, num_computed)
         table.next_commit = (num_full + 1) * self.block_size
-        if self._window is not None:
+        if self._window is not None and not table.keeps_all:
             table.next_commit = min(
                 table.next_commit, (table.num_out_of_window + 1) * self.block_size + self._window - 1
             )
@@ -207,10 +207,31 @@ class KvCacheManager:
         for digest in islice(table.hashes, table.num_published, None):
             if self._pending.get(digest) is table:
                 del self._pending[digest]
-        for index in range(len(table.ids) - 1, table.num_out_of_window - 1, -1):
-            self._release(self._pool.blocks[table.ids[index]])
+        self._release_all(table)
         table.ids = []
         table.capacity = table.num_published = table.num_out_of_window = 0
+
+    @property
+    def can_pin(self) -> bool:
+        """Return whether blocks are found by their hashes."""
+        return self._prefix_caching
+
+    def pin(self, table: KvTable, num_computed: int) -> bool:
+        """Exchange the table's full blocks for those that are found by their hashes, which differ where two sequences
+        have computed the same, and release a block that is not full.
+        """
+        num_full = num_computed // self.block_size
+        found = [self._pool.find(digest) for digest in table.hashes[:num_full]]
+        blocks = [block for block in found if block is not None]
+        if table.epoch != self._epoch or len(blocks) < num_full:
+            return False
+        for block in blocks:
+            self._pool.acquire(block)
+        self._release_all(table)
+        table.ids = [block.id for block in blocks]
+        table.version += 1
+        table.capacity, table.num_published = len(blocks) * self.block_size, len(blocks)
+        return True
 
     def forget(self, table: KvTable) -> None:
         """Withdraw the blocks of the table's tokens, including those outside the window."""
@@ -244,7 +265,7 @@ class KvCacheManager:
         """Return nothing: the pool is one piece of storage."""
         return []
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, pinned: Iterable[KvTable] = ()) -> None:
         self._pool.forget_hashes()
         self._pending.clear()
         # Sequences that run already read theirs.
@@ -252,6 +273,17 @@ class KvCacheManager:
         if self._published is not None:
             self._published.clear()
         self._epoch += 1
+        for table in pinned:
+            table.epoch = self._epoch
+            for block_id, digest in zip(table.ids, table.hashes, strict=False):
+                block = self._pool.blocks[block_id]
+                if block.hash is None:  # otherwise it is another pinned table's, too
+                    self._publish(block, digest)
+
+    def _publish(self, block: Block, digest: bytes) -> None:
+        self._pool.publish(block, digest)
+        if self._published is not None and block.hash is not None:
+            self._published[digest] = block.id
 
     def _take(self) -> Block:
         block = self._pool.take()
@@ -267,11 +299,17 @@ class KvCacheManager:
         return 0 if self._window is None else max(0, start - self._window + 1) // self.block_size
 
     def _free_out_of_window(self, table: KvTable, start: int) -> None:
+        if table.keeps_all:
+            return
         num_out_of_window = self._num_out_of_window(start)
         for index in range(table.num_out_of_window, num_out_of_window):
             self._release(self._pool.blocks[table.ids[index]])
             table.ids[index] = OUT_OF_WINDOW_BLOCK
         table.num_out_of_window = max(table.num_out_of_window, num_out_of_window)
+
+    def _release_all(self, table: KvTable) -> None:
+        for index in range(len(table.ids) - 1, table.num_out_of_window - 1, -1):
+            self._release(self._pool.blocks[table.ids[index]])
 
     def _release(self, block: Block) -> None:
         self._pool.release(block)

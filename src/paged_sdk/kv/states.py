@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from paged_sdk.kv.manager import KvCopy, KvManager, KvTable, KvUsage, Prefix, StateCopy, StoredBlock
 from paged_sdk.kv.paged import KvCacheManager
@@ -124,6 +124,15 @@ class StatefulKvManager:
         self._free.append(table.state_slot)
         table.state_slot, table.output_state = 0, None
 
+    @property
+    def can_pin(self) -> bool:
+        """Return False: see :meth:`pin`."""
+        return False
+
+    def pin(self, table: KvTable, num_computed: int) -> bool:
+        """Return False: blocks alone start no text, and kept states are few, so they are not held."""
+        return False
+
     def forget(self, table: KvTable) -> None:
         """Forget the states of the table's tokens, too."""
         self._kv.forget(table)
@@ -147,9 +156,9 @@ class StatefulKvManager:
     def take_released(self) -> list[int]:
         return self._kv.take_released()
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, pinned: Iterable[KvTable] = ()) -> None:
         """Forget every kept state, too."""
-        self._kv.reset_prefix_cache()
+        self._kv.reset_prefix_cache(pinned)
         for digest in list(self._kept):
             self._drop(digest)
 

@@ -86,6 +86,20 @@ class AdaptableLinear(Linear):
             return super().forward_gated(x, activation, ctx)
         return self.base.forward_gated(x, activation, ctx)
 
+    def apart_by_adapter(self, x: Tensor, product: Tensor, ctx: StepContext) -> list[tuple[Tensor, Tensor]]:
+        """Apply the layer to rows that are no tokens of the step with each of the step's adapters that change it.
+
+        :param x: ``[num_rows, in_features]``
+        :param product: ``[num_rows, out_features]``: what the layer computes of them without an adapter
+        :returns: for each of the adapters the indices of its tokens, and the rows' result
+        """
+        found, rows = [], torch.arange(len(x), device=x.device)
+        for weights, tokens in self._updates(ctx):
+            changed = product.clone()
+            add_lora_(changed, x, weights, rows)
+            found.append((tokens, changed))
+        return found
+
     def _updates(self, ctx: StepContext | None) -> list[tuple[LoraWeights, Tensor]]:
         """Return the step's updates of this layer, each with the indices of its tokens."""
         if ctx is None or ctx.adapted is None:

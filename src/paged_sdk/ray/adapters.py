@@ -6,7 +6,8 @@ from os import PathLike
 
 from paged_sdk.config.build import AdapterSource
 from paged_sdk.routing.adapters import ReplicaAdapters
-from paged_sdk.routing.routed_worker import Replica, RoutedWorker
+from paged_sdk.routing.replica import Replica
+from paged_sdk.routing.routed_worker import RoutedWorker
 
 __all__ = ["FleetAdapters"]
 

@@ -10,7 +10,8 @@ import anyio
 from paged_sdk.calls.loaded_adapters import Adapters
 from paged_sdk.config.build import AdapterSource
 from paged_sdk.errors import ConfigError, EngineDeadError, ModelClosedError
-from paged_sdk.routing.routed_worker import Replica, RoutedWorker, none_runs
+from paged_sdk.routing.replica import Replica
+from paged_sdk.routing.routed_worker import RoutedWorker, none_runs
 from paged_sdk.types.adapter import AdapterInfo, AdapterUse
 
 __all__ = ["ReplicaAdapters"]

@@ -18,7 +18,8 @@ from paged_sdk.opening import Opening
 from paged_sdk.remote.face import RemoteModel, traits_of
 from paged_sdk.routing.adapters import ReplicaAdapters
 from paged_sdk.routing.in_processes import build_in_processes
-from paged_sdk.routing.routed_worker import Replica, RoutedWorker
+from paged_sdk.routing.replica import Replica
+from paged_sdk.routing.routed_worker import RoutedWorker
 from paged_sdk.routing.waiting_room import WaitingRoom
 from paged_sdk.types.stats import ModelStats
 

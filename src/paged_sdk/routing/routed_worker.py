@@ -5,47 +5,26 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
-from attrs import evolve, fields, frozen
+from attrs import evolve
 
-from paged_sdk.calls.loaded_adapters import Adapters
 from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.events import RequestEvent
 from paged_sdk.errors import EngineDeadError, ModelClosedError, PagedError, QueueFullError
 from paged_sdk.guard import request_failure
+from paged_sdk.routing.replica import Replica, left, past, summed
+from paged_sdk.routing.routed_pin import RoutedPin
 from paged_sdk.routing.router import Route, Router
 from paged_sdk.routing.waiting_room import WaitingRoom
 from paged_sdk.scheduler.request import Request
 from paged_sdk.system.event_loop import OutputLoop
 from paged_sdk.system.owner import closed_model
 from paged_sdk.types.stats import ModelStats
-from paged_sdk.worker.engine_access import EngineAccess
 from paged_sdk.worker.subscription import Subscriber
 
-__all__ = ["Replica", "RoutedWorker", "none_runs"]
-
-
-@frozen(eq=False)
-class Replica:
-    """Holds one of the engines.
-
-    :ivar adapters: the adapters loaded there
-    :ivar num_blocks: how many blocks of prefixes the engine can cache
-    """
-
-    worker: EngineAccess
-    adapters: Adapters
-    num_blocks: int
-
-    @property
-    def why_not(self) -> PagedError | None:
-        """Return the error with which the engine refuses requests; None if it accepts them."""
-        try:
-            self.worker.check()
-        except PagedError as error:
-            return error
-        return None
+__all__ = ["RoutedWorker", "none_runs"]
 
 
 class RoutedWorker:
@@ -74,6 +53,7 @@ class RoutedWorker:
         self._router = Router([each.num_blocks for each in replicas], block_size=block_size)
         self._lock = threading.Lock()
         self._live: dict[str, _LiveRequest] = {}
+        self._pins: dict[str, RoutedPin] = {}
         self._ended: deque[tuple[Route, int]] = deque()
         self._is_closing = False
 
@@ -99,8 +79,8 @@ class RoutedWorker:
         """
         with self._lock:  # remove() moves an engine's counts to self._gone
             replicas, gone = self.replicas, self._gone
-            every = [_left(each) for each in replicas]
-        stats = _sum([*every, gone], speed_ups=every)
+            every = [left(each) for each in replicas]
+        stats = summed([*every, gone], speed_ups=every)
         return evolve(stats, waiting=stats.waiting + len(self._waiting)) if self._waiting else stats
 
     def check(self) -> None:
@@ -132,18 +112,25 @@ class RoutedWorker:
             waited = () if self._waiting is None else self._waiting.leave()
         for live in waited:
             live.resume_soon()
+        for pin in list(self._pins.values()):
+            with suppress(PagedError):  # requests that go there compute the prefix themselves
+                pin.join(number, replica, self._translated(pin.request, replica))
         return number
 
     def remove(self, number: int) -> None:
-        """Remove an engine: it gets no new requests, and its running requests continue. Unknown numbers are ignored."""
+        """Remove an engine: it gets no new requests, its running requests continue, and its pins are released. Unknown
+        numbers are ignored.
+        """
         with self._lock:
             replica = self._replicas.get(number)
             if replica is not None:
                 self._router.close(number)
                 self._replicas = {each: left for each, left in self._replicas.items() if each != number}
-                self._gone = _sum([self._gone, _past(replica.worker.stats)])
+                self._gone = summed([self._gone, past(replica.worker.stats)])
             if self._waiting is not None and not self._has_any():
                 self._waiting.begin()
+        for pin in list(self._pins.values()):
+            pin.leave(number)
 
     def submit(self, request: Request, subscription: Subscriber) -> None:
         """Submit a request to the engine that serves it soonest; its output goes to the subscription.
@@ -153,6 +140,9 @@ class RoutedWorker:
         :raises QueueFullError: too many requests wait for an engine
         """
         self.check()
+        if request.is_pinned:
+            self._pin(request, subscription)
+            return
         live = _LiveRequest(self, request, subscription)
         self._live[request.request_id] = live
         try:
@@ -165,6 +155,9 @@ class RoutedWorker:
 
     def abort(self, request_id: str) -> None:
         """End a request. Safe in finalizers; unknown ids are ignored."""
+        pin = self._pins.pop(request_id, None)
+        if pin is not None:
+            pin.abort()
         live = self._live.get(request_id)
         if live is not None:
             live.is_aborted = True
@@ -195,12 +188,34 @@ class RoutedWorker:
         if self._waiting is not None:
             for live in self._waiting.empty():
                 live.fail_soon(closed_model())
+        for request_id in list(self._pins):  # an engine elsewhere would wait for their end
+            self.abort(request_id)
         for each in self.replicas:
             each.worker.close(drain=drain)
 
     def join(self, timeout: float | None = None) -> bool:
         have_ended = [each.worker.join(timeout) for each in self.replicas]
         return all(have_ended)
+
+    def _pin(self, request: Request, subscription: Subscriber) -> None:
+        """Submit a request to every engine that accepts requests.
+
+        :raises PagedError: none takes it
+        """
+        with self._lock:
+            replicas = {number: each for number, each in self._replicas.items() if each.why_not is None}
+            for number in replicas:
+                self._router.note(number, request.block_hashes)
+        if not replicas:
+            raise none_runs()
+        pin = self._pins[request.request_id] = RoutedPin(
+            request, subscription, outlives_engines=self._waiting is not None
+        )
+        try:
+            pin.begin({number: (each, self._translated(request, each)) for number, each in replicas.items()})
+        except BaseException:
+            del self._pins[request.request_id]
+            raise
 
     # Called by _LiveRequest
 
@@ -240,7 +255,7 @@ class RoutedWorker:
                 route = self._router.route(
                     request.block_hashes if request.shares_prefix else (),
                     len(request.prompt_token_ids),
-                    num_texts=request.num_choices if request.reading is None else 0,
+                    num_texts=request.num_choices if request.generates else 0,
                     avoid=live.tried,
                 )
                 if route is None:
@@ -301,29 +316,6 @@ class RoutedWorker:
 def none_runs() -> EngineDeadError:
     """Return the error of a model without replicas."""
     return EngineDeadError("no replica is running")
-
-
-def _sum(every: Sequence[ModelStats], *, speed_ups: Sequence[ModelStats] = ()) -> ModelStats:
-    """Return the sum of statistics; the speed-up by drafts is the mean of ``speed_ups``."""
-    sums = {each.name: sum(getattr(stats, each.name) for stats in every) for each in fields(ModelStats)}
-    mean = sum(each.draft_speed_up for each in speed_ups) / len(speed_ups) if speed_ups else 1.0
-    return ModelStats(**sums | {"draft_speed_up": mean})
-
-
-def _left(replica: Replica) -> ModelStats:
-    """Return an engine's share of the statistics: of a dead engine only its counts, of a closed one no free blocks,
-    since nothing can use them.
-    """
-    stats, why_not = replica.worker.stats, replica.why_not
-    if isinstance(why_not, EngineDeadError):
-        return _past(stats)
-    held = stats.blocks_used + stats.blocks_cached
-    return stats if why_not is None else evolve(stats, blocks_total=held, blocks_free=0)
-
-
-def _past(stats: ModelStats) -> ModelStats:
-    """Return the counts of an engine that is gone, without memory and throughput."""
-    return evolve(stats.at_rest(), blocks_total=0, blocks_free=0, prompt_tok_per_sec=0.0, completion_tok_per_sec=0.0)
 
 
 class _LiveRequest:

@@ -164,6 +164,13 @@ class Router:
         if self._is_open[route.replica]:
             self._prefixes.fill(route.replica, num_generated // self._block_size)
 
+    def note(self, replica: int, hashes: Sequence[bytes]) -> None:
+        """Record that a replica computes a prefix that it was not chosen for.
+
+        :param hashes: as for :meth:`route`
+        """
+        self._prefixes.note(replica, landmarks(hashes))
+
     def open(self, capacity: int) -> int:
         """Add a replica, and return its number. Numbers are never reused.
 

@@ -35,6 +35,8 @@ _STALE_SECONDS: Final = 3600.0
 """How old a file without its final name is when nobody can be writing it any more."""
 _KEPT_SHARE: Final = 0.9
 """The share of the limit that remains after files were removed, so that this is not needed for each new block."""
+_MEASURED_PER_SIZE: Final = 16
+"""How often the directory is measured while one process writes as much as the limit: others may write to it, too."""
 _MOST_PIECES: Final = 512
 """Pieces of memory that one call reads or writes; Linux allows 1,024."""
 
@@ -47,14 +49,17 @@ class BlockFiles:
     :param directory: the directory that models share
     :param identity: a hash of everything that KV depends on, besides what the blocks' hashes are of
     :param max_bytes: the size of the directory from which on the files that were unused for longest are removed
+    :param setting: what named the directory, for errors
     :raises ConfigError: the directory cannot be made or written to
     """
 
-    def __init__(self, directory: Path, identity: str, *, max_bytes: int) -> None:
+    def __init__(
+        self, directory: Path, identity: str, *, max_bytes: int, setting: str = "with_prefix_cache_dir"
+    ) -> None:
         self._directory = directory
         self._own = directory / (_OF_MODEL + identity)
         self._max_bytes = max_bytes
-        self._num_bytes: int | None = None  # unknown before the first trim
+        self._num_left = 0  # bytes to write before the directory is measured again
         try:
             self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
             probe = self._own / (uuid4().hex + _UNFINISHED)
@@ -63,7 +68,7 @@ class BlockFiles:
         except (OSError, ValueError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             allowed = f"a directory to write to ({reason})"
-            raise ConfigError.of("with_prefix_cache_dir", str(directory), allowed) from error
+            raise ConfigError.of(setting, str(directory), allowed) from error
 
     def has(self, digest: bytes) -> bool:
         """Return whether there is a file for a block."""
@@ -82,7 +87,8 @@ class BlockFiles:
                     is_whole = (magic, said) == (_MAGIC, length) and _read_into(file, pieces)
                     is_whole = is_whole and _checksum(pieces) == checksum
             if is_whole:
-                os.utime(path)
+                with suppress(OSError):  # removed by another process meanwhile
+                    os.utime(path)
                 return True
         except OSError:
             return False
@@ -99,7 +105,8 @@ class BlockFiles:
         path = self._path(digest)
         if path.exists():
             return
-        if self._num_bytes is None:
+        size = _HEADER.size + sum(map(len, pieces))
+        if self._num_left < size:
             self.trim()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = path.with_name(f"{path.name}.{uuid4().hex}{_UNFINISHED}")
@@ -108,12 +115,14 @@ class BlockFiles:
             with io.FileIO(_new_file(unfinished), "w") as file:
                 _write_all(file, [memoryview(header), *pieces])
             os.replace(unfinished, path)
-        except BaseException:
+        except BaseException as error:
             with suppress(OSError):
                 unfinished.unlink()
-            raise
-        self._num_bytes = (self._num_bytes or 0) + _HEADER.size + sum(map(len, pieces))
-        if self._num_bytes > self._max_bytes:
+            # Windows replaces no file that another process reads. It was written meanwhile, and holds the same.
+            if not (isinstance(error, PermissionError) and path.exists()):
+                raise
+        self._num_left -= size
+        if self._num_left < 0:
             self.trim()
 
     def trim(self) -> None:
@@ -127,7 +136,7 @@ class BlockFiles:
                 with suppress(OSError):
                     os.unlink(path)
                     total -= size
-        self._num_bytes = total
+        self._num_left = min(self._max_bytes - total, self._max_bytes // _MEASURED_PER_SIZE)
 
     def remove(self, digest: bytes) -> None:
         """Remove a block's file, if there is one."""
@@ -140,7 +149,6 @@ class BlockFiles:
             if path.endswith(_FINISHED):
                 with suppress(OSError):
                     os.unlink(path)
-        self._num_bytes = None
 
     def _path(self, digest: bytes) -> Path:
         name = digest.hex()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from math import inf
 from typing import Final
 
 from attrs import field, frozen
@@ -30,6 +31,9 @@ _MOST_PER_READ: Final = 1 << 26
 """The most bytes that are read before a sequence returns to the queue, 64 MiB; then it waits for the rest."""
 _PAUSE_SECONDS: Final = 60.0
 """How long nothing is stored after the system has refused to write."""
+_MOST_SECONDS: Final = 10.0
+"""How long the disk may take for one block. After that, all blocks are computed until it answers. The slowest disks
+read a block within a second."""
 _CLOSE_SECONDS: Final = 10.0
 """How long closing waits for a disk that does not answer."""
 
@@ -82,12 +86,14 @@ class StoredBlocks:
         self._sizes = content.sizes
         self._changed = threading.Condition()
         self._to_read: deque[Sequence[bytes]] = deque()
+        self._reading: Sequence[bytes] | None = None  # the call that the reading thread answers
+        self._read_since = self._write_since = inf  # when the file in work was begun, in monotonic seconds
         self._ready: list[_ReadBlocks] = []
         self._taken: list[_ReadBlocks] = []  # announced to the scheduler
         self._num_unused = 0  # bytes of both
         self._num_clears = 0
         self._to_write: deque[_Write] = deque()
-        self._unwritten: set[bytes] = set()
+        self._unwritten: dict[bytes, _Write] = {}
         self._num_unwritten = 0  # bytes
         self._paused_until = 0.0
         self._is_closed = False
@@ -108,11 +114,15 @@ class StoredBlocks:
 
     @property
     def has_ready(self) -> bool:
-        """Implement :attr:`BlockReader.has_ready`."""
-        return bool(self._ready)
+        """Implement :attr:`BlockReader.has_ready`. Calls that the disk does not answer are ready after some seconds."""
+        return bool(self._ready) or (
+            self._is_overdue(self._read_since) and (self._reading is not None or bool(self._to_read))
+        )
 
     def has(self, digest: bytes) -> bool:
-        """Implement :meth:`BlockReader.has`."""
+        """Implement :meth:`BlockReader.has`. A disk that does not answer has nothing: asking it might block."""
+        if self._is_overdue(min(self._read_since, self._write_since)):
+            return False
         return self._files.has(digest)
 
     def read(self, digests: Sequence[bytes]) -> None:
@@ -124,25 +134,22 @@ class StoredBlocks:
     def take_ready(self) -> list[Collection[bytes]]:
         """Implement :meth:`BlockReader.take_ready`."""
         with self._changed:
+            if self._is_overdue(self._read_since):
+                self._give_up_reading()
             ready, self._ready = self._ready, []
         self._taken += ready
         return [each.places for each in ready]
 
     def restore(self, blocks: Sequence[StoredBlock]) -> None:
-        """Fill blocks of the pool with content that :meth:`take_ready` has announced, and free the memory of all that
-        it has announced.
-        """
+        """Implement :meth:`BlockStore.restore`."""
         if not self._taken:
             return
-        taken, self._taken = self._taken, []
-        for each in taken:
+        for each in self._taken:
             wanted = [block for block in blocks if block.digest in each.places]
             if each.memory is not None and wanted and self._content is not None:
                 places = [each.places[block.digest] for block in wanted]
                 self._content.copy_in([block.block_id for block in wanted], each.memory, places)
-        with self._changed:
-            self._num_unused -= sum(each.num_bytes for each in taken)
-            self._changed.notify_all()
+        self._drop_taken()
 
     def store(self, blocks: Sequence[StoredBlock]) -> None:
         """Copy full blocks out of the pool, to be written; none while too many wait."""
@@ -159,7 +166,7 @@ class StoredBlocks:
             return
         write = _Write([block.digest for block in new], copies, num_bytes, self._files)
         with self._changed:
-            self._unwritten.update(write.digests)
+            self._unwritten.update(dict.fromkeys(write.digests, write))
             self._num_unwritten += num_bytes
             self._to_write.append(write)
             self._changed.notify_all()
@@ -168,7 +175,9 @@ class StoredBlocks:
         """Remove blocks whose content is wrong."""
         digests = list(digests)
         with self._changed:
-            self._unwritten.difference_update(digests)
+            for digest in digests:
+                self._unwritten.pop(digest, None)
+            self._drop_reads()  # they may have read some of these
         for digest in digests:
             self._files.remove(digest)
 
@@ -180,6 +189,7 @@ class StoredBlocks:
     def let_go_of_pool(self) -> None:
         """Drop the references to the pool, and what is being read for it. Nothing is stored until :meth:`replace`."""
         self._drop_all()
+        self._drop_taken()
         self._content = None
 
     def replace(self, files: BlockFiles, content: BlockContent) -> None:
@@ -192,20 +202,43 @@ class StoredBlocks:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        if self._reader.is_alive():
-            self._reader.join(_CLOSE_SECONDS)
-            self._writer.join(_CLOSE_SECONDS)
+        for thread in (self._reader, self._writer):
+            if thread.is_alive():
+                thread.join(_CLOSE_SECONDS)
         self._drop_all()
-        self._taken.clear()
+        self._drop_taken()
         self._content = None
 
     def _drop_all(self) -> None:
         """Make all that waits or is being read or written come to nothing."""
         with self._changed:
             self._unwritten.clear()
-            self._num_clears += 1
-            self._num_unused -= sum(each.num_bytes for each in self._ready)
-            self._ready = [_ReadBlocks() for _ in self._ready]  # the scheduler awaits an answer to each call
+            self._drop_reads()
+
+    def _drop_reads(self) -> None:
+        """Make all that is being read come to nothing, with the lock held."""
+        self._num_clears += 1
+        self._num_unused -= sum(each.num_bytes for each in self._ready)
+        self._ready = [_ReadBlocks() for _ in self._ready]  # the scheduler awaits an answer to each call
+
+    def _drop_taken(self) -> None:
+        """Free the memory of blocks that were announced."""
+        taken, self._taken = self._taken, []
+        with self._changed:
+            self._num_unused -= sum(each.num_bytes for each in taken)
+            self._changed.notify_all()
+
+    def _is_overdue(self, since: float) -> bool:
+        return time.monotonic() - since > _MOST_SECONDS
+
+    def _give_up_reading(self) -> None:
+        """Answer all calls with nothing, with the lock held. The thread may never return from the disk."""
+        unanswered = [*self._to_read] if self._reading is None else [self._reading, *self._to_read]
+        if unanswered:
+            _log.warning("The disk with KV blocks does not answer: until it does, they are computed.")
+        self._ready += [_ReadBlocks() for _ in unanswered]
+        self._to_read.clear()
+        self._reading = None
 
     # On the reading thread
 
@@ -216,20 +249,41 @@ class StoredBlocks:
                     self._changed.wait()
                 if self._is_closed:
                     return
-                digests, files, sizes = self._to_read.popleft(), self._files, self._sizes
+                self._reading = digests = self._to_read.popleft()
+                files, sizes = self._files, self._sizes
                 num_clears = self._num_clears
             found = _ReadBlocks()
             try:
-                found = _read(digests, files, sizes)
+                found = self._read(digests, files, sizes)
             except BaseException:  # if it ended the thread, requests would wait for ever
                 _log.exception("KV blocks cannot be read: they are computed")
             with self._changed:
+                self._read_since = inf
+                if self._reading is not digests:  # answered meanwhile
+                    del found
+                    continue
+                self._reading = None
                 if num_clears != self._num_clears:
                     found = _ReadBlocks()
                 self._num_unused += found.num_bytes
                 self._ready.append(found)
             del found
             self.on_ready()
+
+    def _read(self, digests: Sequence[bytes], files: BlockFiles, sizes: Sequence[int]) -> _ReadBlocks:
+        """Read blocks up to one that cannot be read, or to a limit.
+
+        :param sizes: bytes of a block in each tensor of the pool
+        """
+        wanted = digests[: max(1, _MOST_PER_READ // sum(sizes))]
+        memory = BlockMemory.empty(len(wanted), sizes)
+        places: dict[bytes, int] = {}
+        for place, digest in enumerate(wanted):
+            self._read_since = time.monotonic()
+            if not files.read(digest, memory.pieces(place)):
+                break
+            places[digest] = place
+        return _ReadBlocks(places, memory) if places else _ReadBlocks()
 
     # On the writing thread
 
@@ -246,7 +300,10 @@ class StoredBlocks:
                 _log.exception("KV blocks cannot be stored: the engine continues without")
             finally:
                 with self._changed:
-                    self._unwritten.difference_update(write.digests)
+                    self._write_since = inf
+                    for digest in write.digests:
+                        if self._is_awaited(write, digest):
+                            del self._unwritten[digest]
                     self._num_unwritten -= write.num_bytes
                 del write
 
@@ -261,23 +318,13 @@ class StoredBlocks:
     def _write(self, write: _Write) -> None:
         memory = write.copies.wait()
         for place, digest in enumerate(write.digests):
-            if digest not in self._unwritten:
+            if not self._is_awaited(write, digest):
                 continue
+            self._write_since = time.monotonic()
             write.files.write(digest, memory.pieces(place))
-            if digest not in self._unwritten:  # forgotten meanwhile
+            if not self._is_awaited(write, digest):  # forgotten meanwhile
                 write.files.remove(digest)
 
-
-def _read(digests: Sequence[bytes], files: BlockFiles, sizes: Sequence[int]) -> _ReadBlocks:
-    """Read blocks up to one that cannot be read, or to a limit.
-
-    :param sizes: bytes of a block in each tensor of the pool
-    """
-    wanted = digests[: max(1, _MOST_PER_READ // sum(sizes))]
-    memory = BlockMemory.empty(len(wanted), sizes)
-    places: dict[bytes, int] = {}
-    for place, digest in enumerate(wanted):
-        if not files.read(digest, memory.pieces(place)):
-            break
-        places[digest] = place
-    return _ReadBlocks(places, memory) if places else _ReadBlocks()
+    def _is_awaited(self, write: _Write, digest: bytes) -> bool:
+        """Return whether a block is to be written with this content: after it was forgotten, there may be another."""
+        return self._unwritten.get(digest) is write

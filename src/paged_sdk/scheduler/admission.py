@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from paged_sdk.kv.manager import KvManager, Prefix
 from paged_sdk.scheduler.awaited_inputs import AwaitedInputs
 from paged_sdk.scheduler.running_sequences import RunningSequences
@@ -49,6 +50,36 @@ class Admission:
         self._waiting = waiting
         self._running = running
         self._awaited = awaited
+
+    def check(self, sequence: Sequence, num_waiting: int) -> None:
+        """Check that a new sequence may wait, and can be admitted some time.
+
+        :param num_waiting: how many sequences wait already
+        :raises QueueFullError: see :meth:`Scheduler.add`, also for the other errors
+        """
+        request_id, num_tokens = sequence.request.request_id, len(sequence.token_ids)
+        # The last generated token takes a position of the context, but needs no KV.
+        positions = self._config.max_model_len - sequence.request.generates
+        limit = min(positions, self._kv.max_sequence_tokens)
+        if num_tokens > limit:
+            raise ContextLengthError(
+                f"the prompt has {num_tokens} tokens, at most {limit} fit",
+                request_id=request_id,
+                field="prompt",
+                num_tokens=num_tokens,
+                limit=limit,
+            )
+        if num_tokens == 0:
+            raise InvalidRequestError.of("prompt", sequence.token_ids, "at least one token")
+        if sequence.num_choices > self._config.max_num_seqs:
+            allowed = f"at most max_num_seqs = {self._config.max_num_seqs}"
+            raise InvalidRequestError.of("n_choices", sequence.num_choices, allowed)
+        if num_waiting >= self._config.max_queue:
+            raise QueueFullError(
+                f"{self._config.max_queue} requests are waiting, which is the limit",
+                request_id=request_id,
+                limit=self._config.max_queue,
+            )
 
     def admit(self) -> Iterator[Sequence]:
         """Yield sequences, each admitted when the iterator reaches it, as long as seats and memory last."""
@@ -95,10 +126,12 @@ class Admission:
             if num_free <= 0:
                 return
             prefix = self._kv.match(sequence.table, sequence.token_ids)
-            if prefix.awaited or self._awaited.must_wait(sequence, prefix):
+            if prefix.awaited:
                 continue
             num_growing = self._config.max_num_seqs - num_seats + sequence.num_choices - 1 + num_taken
             if sequence.num_choices <= num_free and self._fits(sequence, prefix, num_growing):
+                if self._awaited.must_wait(sequence, prefix):
+                    continue
                 yield sequence, prefix
                 if sequence.status is SequenceStatus.RUNNING:
                     num_seats -= sequence.num_choices
@@ -106,12 +139,16 @@ class Admission:
                 return
 
     def _fits(self, sequence: Sequence, prefix: Prefix, num_growing: int) -> bool:
-        """Return whether all tokens of the sequence fit, plus one more block for each sequence that keeps growing.
+        """Return whether all tokens of the sequence fit, plus one more block for each sequence that keeps growing,
+        and those that are kept for sequences that wait for stored blocks.
 
         Without these blocks the next steps would preempt the admitted sequence: 200 requests of 550 tokens on a pool of
         3,200 tokens recomputed 37 % of their tokens after preemptions; with the blocks 18 %, in as many steps.
         """
-        return not self._running or self._kv.fits(prefix, len(sequence.token_ids), num_growing=num_growing)
+        if not self._running and not self._awaited.num_seats:
+            return True
+        num_kept = num_growing + self._awaited.num_blocks
+        return self._kv.fits(prefix, len(sequence.token_ids), num_growing=num_kept)
 
     def _admit(self, sequence: Sequence, prefix: Prefix) -> None:
         """Move a waiting sequence to the running ones, with ``prefix`` as its first KV."""

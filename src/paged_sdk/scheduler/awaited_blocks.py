@@ -28,7 +28,8 @@ class _Read:
 
 class AwaitedBlocks:
     """Moves sequences out of the queue while the blocks that follow their cached prefix are read from a store, and back
-    to the place of their arrival once the pool has the blocks. Meanwhile they have no KV, and a seat is kept for them.
+    to the place of their arrival once the pool has the blocks. Meanwhile they have no KV, and a seat and memory are
+    kept for them.
 
     A sequence begins to read when it could be admitted, not when it arrives: blocks that are read long before they are
     used would displace others from the pool.
@@ -57,6 +58,11 @@ class AwaitedBlocks:
     def num_seats(self) -> int:
         """Return how many sequences the waiting ones are going to be, choices included."""
         return sum(sequence.num_choices for sequence in self._held)
+
+    @property
+    def num_blocks(self) -> int:
+        """Return how many blocks the waiting sequences need, counted as if they had none in common."""
+        return sum(len(sequence.table.hashes) + sequence.num_choices for sequence in self._held)
 
     def are_stored(self, sequence: Sequence, prefix: Prefix) -> bool:
         """Return whether the block after a queued sequence's cached prefix is stored."""

@@ -42,6 +42,11 @@ class AwaitedInputs:
         return self._blocks.num_seats
 
     @property
+    def num_blocks(self) -> int:
+        """Return how many blocks are kept for sequences that wait for blocks."""
+        return self._blocks.num_blocks
+
+    @property
     def none_ready(self) -> bool:
         """Return whether sequences are waiting, and nothing is ready that any of them waits for."""
         return all(each.none_ready for each in (self._images, self._blocks) if each) if len(self) else False

@@ -71,7 +71,7 @@ class SchedulerOutput:
         count
     :ivar num_decodes: how many of the rows, the first ones, only decode
     :ivar state_copies: states of recurrent layers to copy, beside ``copies``
-    :ivar restores: blocks to fill with stored content; paged only
+    :ivar restores: blocks to fill with stored content; paged only. If nothing runs, there may be some without rows
     :ivar withheld: rows whose sequences wait for this step's result: see :meth:`Scheduler.withhold`
     """
 
@@ -158,12 +158,14 @@ class NewTokens:
     :ivar token_ids: the tokens of each, at least one
     :ivar rows: index into ``SchedulerOutput.scheduled`` of the row that sampled them
     :ivar samples: by index into these lists, which of the row's samples the first token is, where it is not the first
+    :ivar pinned: the sequences whose prompts are computed and held from now on
     """
 
     sequences: list[Sequence] = field(factory=list)
     token_ids: list[list[int]] = field(factory=list)
     rows: list[int] = field(factory=list)
     samples: dict[int, int] = field(factory=dict)
+    pinned: list[Sequence] = field(factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -46,7 +46,8 @@ class Request:
     :ivar block_hashes: hashes of the prompt's first full blocks, as far as they were computed; the engine computes the
         rest
     :ivar is_bidirectional: whether attention is bidirectional, so that all tokens have to be computed in one step
-    :ivar reading: what to compute from the prompt instead of generating, such as an embedding; None: generate
+    :ivar reading: what to compute from the prompt instead of generating, such as an embedding; None: nothing
+    :ivar is_pinned: whether to compute the prompt's KV and hold it until the request is aborted, instead of generating
     """
 
     request_id: str
@@ -69,7 +70,13 @@ class Request:
     block_hashes: Sequence[bytes] = ()
     is_bidirectional: bool = False
     reading: Reading | None = None
+    is_pinned: bool = False
     options: RequestOptions = field(factory=RequestOptions)
+
+    @property
+    def generates(self) -> bool:
+        """Return whether tokens are to be sampled after the prompt."""
+        return self.reading is None and not self.is_pinned
 
     @property
     def num_choices(self) -> int:

@@ -11,7 +11,8 @@ from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.scheduler.awaited_inputs import AwaitedInputs
 from paged_sdk.scheduler.output import ScheduledSequence
-from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.scheduler.pins import Pins
+from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from paged_sdk.scheduler.waiting_queue import rank
 
 __all__ = ["RunningSequences"]
@@ -24,18 +25,20 @@ class RunningSequences:
     """Holds the running sequences by rank (overdue, priority, arrival).
 
     A sequence that needs memory preempts the last by rank, which loses its KV and waits again. The first is never
-    preempted, since it may take the whole memory.
+    preempted, since it may take the whole memory; if it is alone, pinned sequences make room for it, the latest first.
 
     During iteration, sequences may be removed from the end.
 
     :param awaited: receives sequences that lose their KV
+    :param pins: the pinned sequences
     :ivar num_preemptions: how often a sequence has lost its KV to others
     """
 
-    def __init__(self, config: EngineConfig, kv: KvManager, awaited: AwaitedInputs) -> None:
+    def __init__(self, config: EngineConfig, kv: KvManager, awaited: AwaitedInputs, pins: Pins) -> None:
         self._config = config
         self._kv = kv
         self._awaited = awaited
+        self._pins = pins
         self._sequences: list[Sequence] = []
         self.num_preemptions: int = 0
 
@@ -66,6 +69,26 @@ class RunningSequences:
         self._sequences.remove(sequence)
         self._kv.free(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
 
+    def pin(self, sequence: Sequence) -> bool:
+        """Move a sequence whose prompt is computed to the pinned ones; if some of its KV cannot be found any more, back
+        to the queue, and return False.
+        """
+        if not self._pins.hold(sequence):
+            self.requeue(sequence)
+            return False
+        self._sequences.remove(sequence)
+        self._awaited.forget(sequence)  # others need the memory; if it is computed again, they are encoded again
+        return True
+
+    def recompute_pins(self, *, only_lost: bool) -> None:
+        """Move pinned sequences back to the queue.
+
+        :param only_lost: only those some of whose KV cannot be found any more
+        """
+        for sequence in list(self._pins):
+            if not (only_lost and self._pins.still_holds(sequence)):
+                self.requeue(sequence)
+
     def make_room(self, sequence: Sequence, start: int, num_wanted: int) -> int:
         """Get capacity for at most ``num_wanted`` more tokens of a sequence, and preempt sequences of lower rank if
         memory is short.
@@ -79,7 +102,9 @@ class RunningSequences:
             last = self._sequences[-1]
             if last is sequence and sequence.num_in_flight:
                 break  # its sliding window may free blocks once the step in flight is updated
-            assert len(self) > 1, f"{sequence} has the whole memory and no room"
+            if len(self) == 1:
+                assert self._pins, f"{sequence} has the whole memory and no room"
+                last = self._pins.latest
             self.preempt(last)
             if last is sequence:
                 break
@@ -91,8 +116,11 @@ class RunningSequences:
         self.num_preemptions += 1
 
     def requeue(self, sequence: Sequence) -> None:
-        """Move a running sequence back to the queue, without KV."""
-        self.remove(sequence)
+        """Move a running or pinned sequence back to the queue, without KV."""
+        if sequence.status is SequenceStatus.PINNED:
+            self._pins.drop(sequence)
+        else:
+            self.remove(sequence)
         # A token in flight is lost; the same token will be sampled again.
         sequence.num_computed_tokens = sequence.num_scheduled = 0
         sequence.length = len(sequence.token_ids)
@@ -106,7 +134,7 @@ class RunningSequences:
         request that generates nothing needs KV for every token; otherwise the last generated token needs none.
         """
         end, switch = min(sequence.max_length, self._kv.max_sequence_tokens + 1), self._config.rope_switch
-        if sequence.request.reading is not None:
+        if not sequence.request.generates:
             end = len(sequence.token_ids) + 1
         if switch is not None and not sequence.is_long:
             if len(sequence.token_ids) > switch:

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Final
 
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from paged_sdk.kv.block_store import BlockReader
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.scheduler.admission import SHORT_PROMPT_DIVISOR, Admission
@@ -16,6 +15,7 @@ from paged_sdk.scheduler.awaited_inputs import AwaitedInputs
 from paged_sdk.scheduler.draft_account import DraftAccount, VerifiedDrafts
 from paged_sdk.scheduler.output import NewTokens, ScheduledSequence, SchedulerOutput
 from paged_sdk.scheduler.pace import Pace
+from paged_sdk.scheduler.pins import Pins
 from paged_sdk.scheduler.running_sequences import RunningSequences
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from paged_sdk.scheduler.step_times import StepTimes
@@ -48,6 +48,7 @@ class Scheduler:
     :param store: reads cached blocks that have left the pool; None: nothing is stored
     :ivar times: how long steps without prompts take, as far as is known
     :ivar drafts: what drafts have gained so far
+    :ivar pins: the sequences whose prompts' KV is held
     """
 
     def __init__(
@@ -57,7 +58,8 @@ class Scheduler:
         self._kv = kv
         self._waiting = WaitingQueue()
         self._awaited = AwaitedInputs(images, store, kv, self._waiting)
-        self._running = RunningSequences(config, kv, self._awaited)
+        self.pins: Pins = Pins(config, kv)
+        self._running = RunningSequences(config, kv, self._awaited, self.pins)
         self._admission = Admission(config, kv, self._waiting, self._running, self._awaited)
         self.times: StepTimes = StepTimes()
         self.drafts: DraftAccount = DraftAccount(self.times)
@@ -67,7 +69,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Return how many sequences hold KV."""
+        """Return how many sequences hold KV, pinned ones aside."""
         return len(self._running)
 
     @property
@@ -96,6 +98,7 @@ class Scheduler:
             sequence
             for sequence in self._running
             if sequence.num_scheduled == sequence.num_computed_tokens == len(sequence.token_ids) - 1
+            and sequence.request.generates
         ]
 
     @property
@@ -108,36 +111,18 @@ class Scheduler:
 
         :raises QueueFullError: if ``max_queue`` sequences are waiting
         :raises ContextLengthError: if the prompt can never fit, with one more token if the request generates
-        :raises InvalidRequestError: for an empty prompt, or more choices than sequences can run
+        :raises PinLimitError: if the prompt is to be pinned, and pinned sequences would hold too much
+        :raises InvalidRequestError: for an empty prompt, more choices than sequences can run, or a prompt to be pinned
+            of a model with recurrent layers
         """
-        request_id, num_tokens = sequence.request.request_id, len(sequence.token_ids)
-        # The last generated token takes a position of the context, but needs no KV.
-        positions = self._config.max_model_len - (sequence.request.reading is None)
-        limit = min(positions, self._kv.max_sequence_tokens)
-        if num_tokens > limit:
-            raise ContextLengthError(
-                f"the prompt has {num_tokens} tokens, at most {limit} fit",
-                request_id=request_id,
-                field="prompt",
-                num_tokens=num_tokens,
-                limit=limit,
-            )
-        if num_tokens == 0:
-            raise InvalidRequestError.of("prompt", sequence.token_ids, "at least one token")
-        if sequence.num_choices > self._config.max_num_seqs:
-            allowed = f"at most max_num_seqs = {self._config.max_num_seqs}"
-            raise InvalidRequestError.of("n_choices", sequence.num_choices, allowed)
-        if self.num_waiting >= self._config.max_queue:
-            raise QueueFullError(
-                f"{self._config.max_queue} requests are waiting, which is the limit",
-                request_id=request_id,
-                limit=self._config.max_queue,
-            )
+        self._admission.check(sequence, self.num_waiting)
+        if sequence.request.is_pinned:
+            self.pins.reserve(sequence)
         sequence.max_length = min(sequence.max_length, self._config.max_model_len)
         self._running.queue(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a waiting or running sequence now and free its memory at once. Sequences that have ended are ignored.
+        """End a sequence that waits, runs or is pinned, and free its memory at once. Those that have ended are ignored.
 
         A step in flight may still hold a row of it, which ``update`` ignores.
         """
@@ -145,8 +130,11 @@ class Scheduler:
             self._running.remove(sequence)
         elif sequence.status is SequenceStatus.WAITING:
             self._waiting.remove(sequence)
+        elif sequence.status is SequenceStatus.PINNED:
+            self.pins.drop(sequence)
         elif sequence.status is SequenceStatus.FINISHED:
             return
+        self.pins.release(sequence)
         self._awaited.forget(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.epoch += 1
@@ -167,8 +155,10 @@ class Scheduler:
         chunks += self._admit_waiting(budget, beside=0 if chunks else len(decodes))
         self._awaited.note_step(len(decodes))
         if not (decodes or chunks):
-            # A step without rows is not executed: copies, restores and finished sequences go with the next one that is.
-            return SchedulerOutput([], [], [], dropped, [])
+            # A step without rows is not executed: copies and finished sequences go with the next one that is. Restores
+            # come after copies, of which there are none if nothing runs; then there may be no step before all are read.
+            restores = [] if self._running else self._kv.take_restores()
+            return SchedulerOutput([], [], [], dropped, [], restores=restores)
         finished, self._finished_seq_ids = self._finished_seq_ids, []
         num_prompt_tokens = sum(row.num_new_tokens for row in chunks if row.start < row.sequence.num_prompt_tokens)
         return SchedulerOutput(
@@ -219,6 +209,17 @@ class Scheduler:
         num_tokens = sum(row.num_new_tokens for row in scheduled[num_decodes:])
         num_pairs = sum(row.num_new_tokens * (row.start + row.num_new_tokens / 2) for row in scheduled[num_decodes:])
         self._pace.note_mixed(seconds, num_decodes + num_drafts, num_tokens, num_pairs / num_tokens)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Withdraw the KV of a sequence that is about to end from the cache: it contains NaN. Pinned sequences that
+        share it are computed again.
+        """
+        self._kv.forget(sequence.table)
+        self._running.recompute_pins(only_lost=True)
+
+    def recompute_pins(self) -> None:
+        """Have all pinned sequences computed again, since the model is about to change."""
+        self._running.recompute_pins(only_lost=False)
 
     def preempt_all(self) -> None:
         """Preempt all running sequences after a step has failed: they wait, and recompute their KV. The results of
@@ -276,8 +277,11 @@ class Scheduler:
             else:
                 sequence.num_computed_tokens = row.end
                 self._kv.commit(sequence.table, sequence.token_ids, row.end)
-                if sequence.request.reading is not None and row.end == sequence.num_prompt_tokens:
-                    self.finish(sequence, "stop")
+                if not sequence.request.generates and row.end == sequence.num_prompt_tokens:
+                    if not sequence.request.is_pinned:
+                        self.finish(sequence, "stop")
+                    elif self._running.pin(sequence):
+                        new_tokens.pinned.append(sequence)
                 for sample, choice in enumerate(self._running.fork(row) if row.num_samples else ()):
                     token, reason = choice.append(token_ids[sample : sample + 1])
                     new_tokens.add(choice, token, index, sample)
@@ -378,6 +382,8 @@ class Scheduler:
                 budget = min(budget, pace.tokens(seconds, start))
             wanted = sequence.chunk_end_after(start + min(budget, length - start)) - start
             num_new = self._kv.grow(sequence.table, start, wanted)
+            if num_new == 0 and self.pins:  # it is alone, and they have the rest of the memory
+                num_new = self._running.make_room(sequence, start, wanted)
             assert num_new > 0, f"{sequence} was admitted without room"
             num_new = sequence.chunk_end_before(start + num_new) - start
             if num_new <= 0:
@@ -437,8 +443,8 @@ class Scheduler:
 
 def _row(sequence: Sequence, start: int, num_new_tokens: int) -> ScheduledSequence:
     """Make a row of prompt tokens, or of tokens that are recomputed after a preemption."""
-    is_read = sequence.request.reading is not None  # then nothing follows the prompt
-    num_samples = sequence.num_choices if start + num_new_tokens == sequence.length and not is_read else 0
+    is_last = start + num_new_tokens == sequence.length
+    num_samples = sequence.num_choices if is_last and sequence.request.generates else 0
     if num_samples:
         assert num_samples == 1 or not sequence.num_awaited, f"{sequence} is to be forked first"
         sequence.length += 1

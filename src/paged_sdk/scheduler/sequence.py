@@ -23,6 +23,8 @@ class SequenceStatus(Enum):
     """Waits for stored blocks of its prompt to be read back into the pool, then goes to the queue; has no KV."""
     RUNNING = "running"
     """Holds KV and is scheduled."""
+    PINNED = "pinned"
+    """Holds the KV of its prompt, all of which is computed, and is not scheduled."""
     FINISHED = "finished"
     """Has ended; ``finish_reason`` says why."""
 
@@ -99,7 +101,12 @@ class Sequence:
         self.num_choices: int = request.num_choices
         self.first_scheduled_at: float | None = None
         self.is_long: bool = False
-        self.table: KvTable = KvTable(request.cache_keys, most_shared=request.most_shared, hashes=request.block_hashes)
+        self.table: KvTable = KvTable(
+            request.cache_keys,
+            most_shared=request.most_shared,
+            hashes=request.block_hashes,
+            keeps_all=request.is_pinned,
+        )
         self.times_passed: int = 0
 
     def __repr__(self) -> str:

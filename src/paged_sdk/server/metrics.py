@@ -25,6 +25,7 @@ GAUGES: Final[Mapping[str, str]] = {
     "blocks_total": "Blocks of the KV pool.",
     "blocks_used": "Blocks that live sequences hold.",
     "blocks_cached": "Blocks that are free to take and hold a prefix.",
+    "blocks_pinned": "Blocks that pinned prefixes hold.",
     "blocks_free": "Blocks that are free and empty.",
     "prompt_tok_per_sec": "Prompt tokens per second over the last ten seconds of work.",
     "completion_tok_per_sec": "Generated tokens per second over the last ten seconds of work.",

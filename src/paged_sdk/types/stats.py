@@ -15,6 +15,7 @@ class ModelStats:
     :ivar blocks_used: held by live sequences
     :ivar blocks_cached: available, but still holding a cached prefix
     :ivar blocks_free: available and empty; used + cached + free = total
+    :ivar blocks_pinned: of those used, held by pinned prefixes (:meth:`Model.pin`)
     :ivar running: sequences with KV
     :ivar waiting: sequences in the queue
     :ivar awaiting_images: waiting sequences whose images are being encoded
@@ -38,6 +39,7 @@ class ModelStats:
     blocks_used: int = 0
     blocks_cached: int = 0
     blocks_free: int = 0
+    blocks_pinned: int = 0
     running: int = 0
     waiting: int = 0
     awaiting_images: int = 0
@@ -62,6 +64,7 @@ class ModelStats:
             blocks_used=0,
             blocks_cached=0,
             blocks_free=self.blocks_total,
+            blocks_pinned=0,
             running=0,
             waiting=0,
             awaiting_images=0,

@@ -19,18 +19,19 @@ _ROOM_FOR_OTHER_FILES: Final = 1 << 26  # the tokenizer and the rest
 
 
 @contextmanager
-def new_file(target: Path, num_bytes: int, *, setting: str = "target") -> Iterator[Path]:
+def new_file(target: Path, num_bytes: int, *, setting: str = "target", replaces: bool = False) -> Iterator[Path]:
     """Yield a temporary path for the block to write to. The file becomes ``target`` when the block ends, and is deleted
     if the block raises.
 
     :param num_bytes: how many bytes of tensors the file will hold
     :param setting: the user's name of the target's setting, for errors
+    :param replaces: whether the target may be a file already, which the new one replaces
     :raises ConfigError: the target exists, or its directory does not
     :raises CheckpointError: there is too little disk space, or the file cannot be written
     """
     part = _beside(target)
     try:
-        with _becoming(target, part, num_bytes + _ROOM_FOR_METADATA, setting):
+        with _becoming(target, part, num_bytes + _ROOM_FOR_METADATA, setting, replaces=replaces):
             yield part
     finally:
         with suppress(FileNotFoundError):
@@ -51,13 +52,15 @@ def new_directory(target: Path, num_bytes: int) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def must_be_new(target: Path, *, setting: str = "target") -> None:
+def must_be_new(target: Path, *, setting: str = "target", replaces: bool = False) -> None:
     """Check that a target does not exist but its directory does.
 
+    :param replaces: whether it may be a file
     :raises ConfigError: the target exists, or its directory does not
     """
-    if os.path.lexists(target):
-        raise ConfigError.of(setting, str(target), "a path where nothing is yet")
+    if os.path.lexists(target) and not (replaces and target.is_file()):
+        allowed = "a path of a file, or where nothing is yet" if replaces else "a path where nothing is yet"
+        raise ConfigError.of(setting, str(target), allowed)
     if not target.parent.is_dir():
         raise ConfigError.of(setting, str(target), "a path in a directory that exists")
 
@@ -67,13 +70,14 @@ def _beside(target: Path) -> Path:
 
 
 @contextmanager
-def _becoming(target: Path, part: Path, num_bytes: int, setting: str) -> Iterator[None]:
-    """Rename ``part`` to ``target`` after the block; the target must not exist before the block, nor after it.
+def _becoming(target: Path, part: Path, num_bytes: int, setting: str, *, replaces: bool = False) -> Iterator[None]:
+    """Rename ``part`` to ``target`` after the block; unless the target may be replaced, it must not exist before the
+    block, nor after it.
 
     Everything is on the disk before the new name is: otherwise a power failure could leave a complete-looking target
     with empty files.
     """
-    must_be_new(target, setting=setting)
+    must_be_new(target, setting=setting, replaces=replaces)
     try:
         free = shutil.disk_usage(target.parent).free
         if free < num_bytes:
@@ -82,7 +86,7 @@ def _becoming(target: Path, part: Path, num_bytes: int, setting: str) -> Iterato
                 f"{target} cannot be written: it takes {needed} MiB, and {there} are free", path=target
             )
         yield
-        must_be_new(target, setting=setting)
+        must_be_new(target, setting=setting, replaces=replaces)
         for path in (*part.rglob("*"), part):
             _sync(path)
         os.replace(part, target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from attrs import frozen
 
@@ -14,6 +14,8 @@ from paged_sdk.scheduler.request import Request
 from paged_sdk.worker.subscription import Subscriber
 
 __all__ = ["Abort", "Call", "CallAlone", "Close", "Command", "Mailbox", "Submit", "Wake"]
+
+_LOOK_SECONDS: Final = 1.0
 
 
 @frozen
@@ -83,9 +85,16 @@ class Mailbox:
     def put(self, command: Command) -> None:
         self._queue.put(command)
 
-    def wait(self) -> Command:
-        """Wait for the next command and return it."""
-        return self._queue.get()
+    def wait(self, *, is_stalled: bool) -> Command:
+        """Wait for the next command and return it.
+
+        :param is_stalled: whether requests wait for inputs, which may be given up without a command: then a
+            :class:`Wake` is returned after a second
+        """
+        try:
+            return self._queue.get(timeout=_LOOK_SECONDS if is_stalled else None)
+        except Empty:
+            return Wake()
 
     def drain(self) -> Iterator[Command]:
         """Yield the commands that have arrived, without waiting."""

@@ -286,7 +286,7 @@ class Worker:
                 return True
             self._take_stats()
             self._tell_watchers()
-            self._in_hand = self._mailbox.wait()
+            self._in_hand = self._mailbox.wait(is_stalled=self._engine.has_work)
             self._execute(self._in_hand)
 
     def _call_alone(self) -> None:
@@ -337,10 +337,12 @@ class Worker:
             case Abort(request_id):
                 self._admit_held(request_id)
                 self._engine.abort(request_id)
+                self._take_stats()  # before the caller resumes, as below
                 self._publish()
             case Call(function, future):
                 self._run_for(future, partial(function, self._engine))
                 del command, future  # an error's traceback leads to this frame
+                self._publish()  # the function may have ended requests
             case Close(drain):
                 # A close without drain overrides one with it.
                 self._closing = Close(drain and (self._closing is None or self._closing.drain))

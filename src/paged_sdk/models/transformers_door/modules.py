@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from paged_sdk.errors import PagedError
 from paged_sdk.kernels.step import StepContext
+from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import Linear
 
-__all__ = ["Body", "CurrentStep", "OwnEmbedding", "OwnLinear"]
+__all__ = ["Body", "CurrentStep", "OwnEmbedding", "OwnLinear", "apart", "apart_by_adapter"]
 
 
 class CurrentStep:
@@ -54,6 +55,34 @@ class OwnLinear(nn.Module):
         if self._bias is not None:
             product += self._bias
         return product.view(*x.shape[:-1], self.out_features)
+
+    def apart(self, x: Tensor) -> Tensor:
+        """Apply the layer, without adapters, to rows ``[num_rows, in_features]`` that are no tokens of a step."""
+        product = self.linear.forward(x, None)
+        return product if self._bias is None else product + self._bias
+
+    def apart_by_adapter(self, x: Tensor, product: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return the same with each of the step's adapters that change the layer, beside the indices of its tokens.
+
+        :param product: the result of :meth:`apart`
+        """
+        context = None if self._step is None else self._step.context
+        if context is None or not isinstance(self.linear, AdaptableLinear):
+            return []
+        return self.linear.apart_by_adapter(x, product, context)
+
+
+def apart(layer: nn.Module, x: Tensor) -> Tensor:
+    """Apply a linear layer to rows that are no tokens of a step, such as embeddings of distances; see
+    :meth:`OwnLinear.apart`. Other calls with such rows keep adapters from changing the layer.
+    """
+    product: Tensor = getattr(layer, "apart", layer)(x)
+    return product
+
+
+def apart_by_adapter(layer: nn.Module, x: Tensor, product: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """See :meth:`OwnLinear.apart_by_adapter`."""
+    return layer.apart_by_adapter(x, product) if isinstance(layer, OwnLinear) else []
 
 
 class OwnEmbedding(nn.Module):

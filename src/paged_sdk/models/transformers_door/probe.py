@@ -247,6 +247,10 @@ def _watch_weights(model: PreTrainedModel) -> _Watched:
                 seen.shared.add(names[self])
             return x.new_zeros(*x.shape[:-1], self.out_features)
 
+        def apart(self, x: Tensor) -> Tensor:
+            seen.unused.discard(names[self])
+            return x.new_zeros(len(x), self.out_features)
+
         def __getattr__(self, name: str) -> Any:
             if name == "weight":
                 seen.read.add(names[self])

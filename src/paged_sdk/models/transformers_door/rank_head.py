@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from paged_sdk.config.pooling import Pooling
@@ -37,22 +37,22 @@ class ClassRankHead:
             "token_type_ids" in inspect.signature(body.layers.forward).parameters
             and getattr(ranker.config, "type_vocab_size", 0) > 1
         )
+        self._places = self._find_places()
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the layers outside of the body, and of its pooler, by their names in the checkpoint."""
-        return {name: parameter.data for name, (_, parameter) in self._parameters().items()}
+        return {name: getattr(module, own).data for name, (module, own) in self._places.items()}
 
-    def _parameters(self) -> dict[str, tuple[str, nn.Parameter]]:
-        """Return each parameter with its name within the class, in which the body is wrapped."""
+    def _find_places(self) -> dict[str, tuple[nn.Module, str]]:
+        """Return the module and the attribute of each of the tensors. In the class, the body is wrapped."""
         body = next(name for name, module in self._ranker.named_modules() if module is self._body)
-        named = {name: (name, each) for name, each in self._ranker.named_parameters()}
-        inside = f"{body}.layers."
-        return {
-            name.replace(inside, f"{body}."): own
-            for name, own in named.items()
-            if not name.startswith(inside) or name.startswith(f"{inside}pooler.")
-        }
+        inside, found = f"{body}.layers.", {}
+        for name, _ in self._ranker.named_parameters():
+            if not name.startswith(inside) or name.startswith(f"{inside}pooler."):
+                module, _, own = name.rpartition(".")
+                found[name.replace(inside, f"{body}.")] = self._ranker.get_submodule(module), own
+        return found
 
     def ranks(self, vectors: Tensor, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
         """Compute the score of each vector; see :meth:`~paged_sdk.models.causal_model.RankLayers.ranks`."""
@@ -66,11 +66,24 @@ class ClassRankHead:
         """
         nothing = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
         given = {"input_ids": nothing, "attention_mask": torch.ones_like(nothing)}
-        names = self._parameters() if replaced else {}
-        own = {names[name][0]: tensor for name, tensor in (replaced or {}).items()}
         self._body.give(hidden.to(self._dtype))
         try:
-            ranks: Tensor = functional_call(self._ranker, own, (), given).logits
+            with self._using(replaced or {}):
+                ranks: Tensor = self._ranker(**given).logits
         finally:
             self._body.give(None)
         return ranks.float()
+
+    @contextmanager
+    def _using(self, replaced: Mapping[str, Tensor]) -> Iterator[None]:
+        """Replace tensors within the ``with`` block. ``functional_call`` would look through all layers of the body, and
+        took 3.5 ms per text with 24 of them; the ranking layers take 0.2.
+        """
+        before = {name: getattr(module, own) for name, (module, own) in self._places.items() if name in replaced}
+        try:
+            for name, tensor in replaced.items():
+                setattr(*self._places[name], nn.Parameter(tensor, requires_grad=False))
+            yield
+        finally:
+            for name, parameter in before.items():
+                setattr(*self._places[name], parameter)

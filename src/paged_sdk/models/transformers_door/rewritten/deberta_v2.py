@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.deberta_v2.modeling_deberta_v2 import (
     ConvLayer,
     DebertaV2Encoder,
@@ -14,16 +16,22 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
 )
 
 from paged_sdk.kernels.relative_bias import RelativeBias
+from paged_sdk.models.transformers_door.modules import apart, apart_by_adapter
 from paged_sdk.models.transformers_door.seam import POSITION_BIAS, Mask, attention
 from paged_sdk.models.transformers_door.skeleton import refusal
 
 __all__ = ["REWRITTEN"]
 
+# The layer whose keys ("c2p") or queries ("p2c") distances have: their own, or the tokens' (share_att_key).
+_LAYERS: Final = {"c2p": ("pos_key_proj", "key_proj"), "p2c": ("pos_query_proj", "query_proj")}
+
 
 class _SelfAttention(DisentangledSelfAttention):
     """Calls the attention interface, with numbers for each query and key."""
 
-    _of_positions: tuple[Tensor | None, Tensor | None] | None = None
+    # Keys and queries of distances without adapters. They depend on weights alone, and are computed once: over short
+    # texts they take longer than the layer.
+    _of_distances: Mapping[str, Tensor] = MappingProxyType({})
 
     def forward(
         self,
@@ -46,11 +54,10 @@ class _SelfAttention(DisentangledSelfAttention):
         num_terms = 1 + ("c2p" in self.pos_att_type) + ("p2c" in self.pos_att_type)
         scale, bias = (self.attention_head_size * num_terms) ** -0.5, None
         if relative_pos is not None and rel_embeddings is not None and num_terms > 1:
-            keys, queries = self._positions(rel_embeddings)
             bias = RelativeBias(
                 relative_pos,
-                of_queries=None if keys is None else _products(query, keys) * scale,
-                of_keys=None if queries is None else _products(key, queries) * scale,
+                of_queries=self._numbers("c2p", query * scale, rel_embeddings),
+                of_keys=self._numbers("p2c", key * scale, rel_embeddings),
             )
         query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         options = {"scaling": scale, POSITION_BIAS: bias}
@@ -58,26 +65,31 @@ class _SelfAttention(DisentangledSelfAttention):
         attended = attention(self, query, key, value, Mask(is_bidirectional=True), **options)
         return attended.flatten(2), None
 
-    def _positions(self, rel_embeddings: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return the keys and queries of distances, ``[num_heads, num_buckets, head_dim]`` each; None: not used. They
-        depend on weights alone, and are computed once: over short texts they take longer than the layer.
+    def _numbers(self, term: str, rows: Tensor, rel_embeddings: Tensor) -> Tensor | None:
+        """Return the products of the tokens' queries with the keys of distances ("c2p"), or of keys with queries
+        ("p2c"), ``[num_tokens, num_heads, num_buckets]``; None: the config does not use them.
+
+        :param rows: ``[1, num_tokens, num_heads, head_dim]``
         """
-        if self._of_positions is None or rel_embeddings.is_meta:
-            shared = self.share_att_key
-            of_keys = (self.key_proj if shared else self.pos_key_proj) if "c2p" in self.pos_att_type else None
-            of_queries = (self.query_proj if shared else self.pos_query_proj) if "p2c" in self.pos_att_type else None
-            heads = (len(rel_embeddings), -1, self.attention_head_size)
-            keys, queries = (
-                None if each is None else each(rel_embeddings).view(heads).transpose(0, 1).contiguous()
-                for each in (of_keys, of_queries)
-            )
-            self._of_positions = keys, queries
-        return self._of_positions
+        if term not in self.pos_att_type:
+            return None
+        layer: nn.Module = getattr(self, _LAYERS[term][self.share_att_key])
+        if term not in self._of_distances or rel_embeddings.is_meta:
+            self._of_distances = {**self._of_distances, term: apart(layer, rel_embeddings)}
+        found = _products(rows[0], self._of_distances[term])
+        for tokens, of_adapter in apart_by_adapter(layer, rel_embeddings, self._of_distances[term]):
+            found[tokens] = _products(rows[0, tokens], of_adapter)
+        return found
 
 
-def _products(rows: Tensor, positions: Tensor) -> Tensor:
-    """Return ``[num_tokens, num_heads, num_buckets]`` of rows ``[1, num_tokens, num_heads, head_dim]``."""
-    return (rows[0].transpose(0, 1) @ positions.mT).transpose(0, 1)
+def _products(rows: Tensor, distances: Tensor) -> Tensor:
+    """Return ``[num_rows, num_heads, num_buckets]``.
+
+    :param rows: ``[num_rows, num_heads, head_dim]``
+    :param distances: ``[num_buckets, num_heads * head_dim]``
+    """
+    heads = distances.view(len(distances), *rows.shape[1:]).transpose(0, 1)
+    return (rows.transpose(0, 1) @ heads.mT).transpose(0, 1)
 
 
 class _Encoder(DebertaV2Encoder):
