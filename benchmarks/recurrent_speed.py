@@ -180,7 +180,7 @@ def main(
     isq: Annotated[IsqType, typer.Option(help="type of the weights")] = IsqType.Q4K,
     streams: Annotated[str, typer.Option(help="numbers of streams that decode, with commas")] = "1,8",
     prompt: Annotated[int, typer.Option(help="tokens of a prefill")] = 500,
-    rounds: Annotated[int, typer.Option(help="turns of each")] = 9,
+    rounds: Annotated[int, typer.Option(help="turns of each")] = 5,
     threads: Annotated[int | None, typer.Option(help="default: all usable processors")] = None,
 ) -> None:
     """Print the time of a step, and the ratio of neighbouring turns."""

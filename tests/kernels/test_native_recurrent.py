@@ -81,9 +81,9 @@ class Delta:
         query, key, value = torch.split(self.inputs.double(), [size, size, self.width], -1)
         strength, decay = self.rates.double().chunk(2, -1)
         read = gated_delta_rule(
-            query.unflatten(-1, (KEY_HEADS, -1)),
-            key.unflatten(-1, (KEY_HEADS, -1)),
-            value.unflatten(-1, (VALUE_HEADS, -1)),
+            torch.unflatten(query, -1, (KEY_HEADS, -1)),
+            torch.unflatten(key, -1, (KEY_HEADS, -1)),
+            torch.unflatten(value, -1, (VALUE_HEADS, -1)),
             -self.rate * F.softplus(decay + self.step_bias),
             strength.sigmoid(),
             pool,

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from reference_decoding import CPU, DictSource, ours, random_prompt, reference_g
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from native_weights import needs_library, workspace
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.paged import PagedBackend
@@ -26,6 +29,7 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
+from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.any_model import plan_model
 from paged_sdk.models.decoder import DecoderModel
@@ -67,6 +71,12 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": _DELTA | _SHARED,
 }
+NATIVE: Final[dict[str, dict[str, Any]]] = {
+    "lfm2": _CONV | {"conv_bias": True, "conv_L_cache": 5},
+    "qwen3_next": _DELTA | _SHARED | {"linear_value_head_dim": 16},
+    "qwen3_5_text": _DELTA | {"linear_value_head_dim": 48},
+}
+"""Models whose sizes the native kernels have."""
 PROMPT: Final = random_prompt(150)
 
 
@@ -80,15 +90,17 @@ def models(family: str) -> tuple[PreTrainedModel, DecoderModel]:
     return reference, ours(reference)
 
 
-def backend_of(model: DecoderModel, cache_type: PagedCacheType | None = None) -> StatefulBackend:
-    """Make memory for four texts: contiguous KV, or a pool."""
+def backend_of(
+    model: DecoderModel, cache_type: PagedCacheType | None = None, workspace: Workspace | None = None
+) -> StatefulBackend:
+    """Make memory for four texts: contiguous KV, or a pool. With a workspace, recurrent layers run natively."""
     attending = model.config.of_layers(model.config.attention_layers)
     inner: AttentionBackend = ContiguousBackend(attending, dtype=model.dtype, device=CPU)
     if cache_type is not None:
         inner = PagedBackend(
             attending, PoolSettings(block_size=16, dtype=model.dtype, device=CPU, cache_type=cache_type), 64
         )
-    return StatefulBackend(inner, model.config, num_slots=4, dtype=model.dtype, device=CPU)
+    return StatefulBackend(inner, model.config, num_slots=4, dtype=model.dtype, device=CPU, workspace=workspace)
 
 
 def step(
@@ -162,6 +174,43 @@ def test_chunks_and_neighbours_change_nothing(family: str) -> None:
         got.append(parts[1])
     torch.testing.assert_close(torch.cat(got), expected, rtol=0, atol=1e-5)  # logits are float32
     torch.testing.assert_close(torch.cat(got_other), alone, rtol=0, atol=1e-5)
+
+
+@needs_library
+@pytest.mark.parametrize("family", NATIVE)
+def test_native_layers_compute_the_same(family: str) -> None:
+    """Of one prompt alone, and of the same in chunks beside another, in slots that hold NaN.
+
+    The judge is the model in float64, whose operations the tests above compare with transformers: in float32,
+    transformers' own chunks of qwen3_next are off by five times as much as the native rule.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        reference = reference_of(_COMMON | {"model_type": family} | NATIVE[family], Path(directory))
+    model, exact, other = ours(reference), ours(reference, dtype=torch.float64), random_prompt(90, seed=3)
+    expected, alone = (step(exact, backend_of(exact), [(prompt, 0, 0)])[0] for prompt in (PROMPT, other))
+    (own,) = step(model, backend_of(model, workspace=workspace()), [(PROMPT, 0, 1)])
+    assert (own - expected).abs().max() < 1e-4 * expected.abs().max()
+    backend = backend_of(model, PagedCacheType.AUTO, workspace())
+    for states in backend._states.values():
+        for state in states:
+            state.fill_(torch.nan)
+    with unused_torch_layers():
+        first, begun = step(model, backend, [(other[:2], 0, 3), (PROMPT[:40], 0, 1)])
+        second, rest = step(model, backend, [(other[2:], 2, 3), (PROMPT[40:], 40, 1)])
+    assert (torch.cat([begun, rest]) - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert (torch.cat([first, second]) - alone).abs().max() < 1e-4 * alone.abs().max()
+
+
+@contextmanager
+def unused_torch_layers() -> Iterator[None]:
+    """Check that no recurrent layer runs on torch operations."""
+    with (
+        patch("paged_sdk.models.short_conv_block.short_conv") as conv,
+        patch("paged_sdk.models.gated_delta_block.gated_delta_rule") as rule,
+    ):
+        yield
+    conv.assert_not_called()
+    rule.assert_not_called()
 
 
 def test_copied_states_go_on_alone() -> None:
