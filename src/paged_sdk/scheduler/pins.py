@@ -62,7 +62,7 @@ class Pins:
         """
         if not self.limit:
             raise InvalidRequestError(
-                "the prefix cannot be pinned: that takes a prefix cache of blocks, and a model without recurrent layers",
+                "the prefix cannot be pinned: it takes a prefix cache of blocks, and a model without recurrent layers",
                 request_id=sequence.request.request_id,
                 field="pin",
             )
