@@ -58,11 +58,11 @@ class Pins:
         """Count the blocks of a new sequence against the limit, until :meth:`release`.
 
         :raises PinLimitError: it would be exceeded
-        :raises InvalidRequestError: the model has recurrent layers
+        :raises InvalidRequestError: nothing can be pinned here
         """
         if not self.limit:
             raise InvalidRequestError(
-                "the prefix cannot be pinned: the model has recurrent layers, whose states are not pinned",
+                "the prefix cannot be pinned: it takes a prefix cache of blocks, and a model without recurrent layers",
                 request_id=sequence.request.request_id,
                 field="pin",
             )

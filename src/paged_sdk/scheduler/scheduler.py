@@ -112,8 +112,8 @@ class Scheduler:
         :raises QueueFullError: if ``max_queue`` sequences are waiting
         :raises ContextLengthError: if the prompt can never fit, with one more token if the request generates
         :raises PinLimitError: if the prompt is to be pinned, and pinned sequences would hold too much
-        :raises InvalidRequestError: for an empty prompt, more choices than sequences can run, or a prompt to be pinned
-            of a model with recurrent layers
+        :raises InvalidRequestError: for an empty prompt, more choices than sequences can run, or a pin without a prefix
+            cache of blocks alone
         """
         self._admission.check(sequence, self.num_waiting)
         if sequence.request.is_pinned:
