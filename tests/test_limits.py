@@ -30,7 +30,7 @@ from paged_sdk import (
     OutOfMemoryError,
     SamplingParams,
     TextModelBuilder,
-    blocking,
+    blocking_loop,
 )
 from paged_sdk.models import any_model
 from paged_sdk.runner.device import address_space
@@ -193,7 +193,7 @@ def test_ctrl_c_before_the_event_loop_is_known_ends_it(monkeypatch: pytest.Monke
             return super().result(60)
 
     others = set(threading.enumerate())
-    monkeypatch.setattr(blocking, "Future", InterruptedFuture)
+    monkeypatch.setattr(blocking_loop, "Future", InterruptedFuture)
     with pytest.raises(KeyboardInterrupt):
         BlockingModel(fake_model("Hello!"))
     for thread in threading.enumerate():

@@ -312,7 +312,7 @@ def resolved_hints(initializer: Any, owner: Any) -> dict[str, Any]:
     return hints
 
 
-NEED_A_MODEL = ("BlockingModel", "Conversation", "Model")
+NEED_A_MODEL = ("BlockingConversation", "BlockingModel", "Conversation", "Model")
 RESULTS = (
     "paged_sdk.build.machine",
     "paged_sdk.types.adapter",
