@@ -242,3 +242,13 @@ def test_synchronous_code_has_conversations_too(tmp_path: Path) -> None:
         assert loaded.messages[-1].content == "ThrThree.Four"
         begun = model.fork([{"role": "system", "content": "Be brief."}])
         assert begun.messages == chat.messages[:1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [({"sampling": "greedy"}, "sampling"), ({"max_rounds": 0}, "max_rounds"), ({"tool_timeout": -1.0}, "tool_timeout")],
+)
+def test_bad_settings_are_refused_at_once(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        Conversation(fake_model("Hello!"), **settings)
+    assert refused.value.field == field

@@ -473,7 +473,8 @@ async def outcome_of_call(parameter: Parameter, value: Any) -> Any:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_odd_values_in_the_calls_of_a_model() -> None:
+async def test_odd_values_in_the_calls_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # Conversation.save writes wherever it can
     wrong = []
     async with fake_model(*["Hello!"] * 10**4) as model:
         chat = Conversation(model)

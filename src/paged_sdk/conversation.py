@@ -10,7 +10,7 @@ from typing import Protocol
 from attrs import evolve
 
 from paged_sdk.calls.generation_requests import ChatStream
-from paged_sdk.calls.tool_loop import ToolRun
+from paged_sdk.calls.tool_loop import ToolRun, check_tool_limits
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import InvalidRequestError
 from paged_sdk.saved_conversation import SavedConversation
@@ -44,7 +44,8 @@ class Conversation:
         conversation. See :meth:`Model.send_chat_with_tools`
     :param max_rounds: the maximum number of rounds of tool calls per turn
     :param tool_timeout: the maximum number of seconds per tool call; None: no limit
-    :raises InvalidRequestError: a malformed message or tool, or a RequestBuilder, whose options are of one request
+    :raises InvalidRequestError: a malformed message, tool or limit, or a RequestBuilder, whose options are of one
+        request
     """
 
     def __init__(
@@ -58,6 +59,9 @@ class Conversation:
         max_rounds: int = 8,
         tool_timeout: float | None = None,
     ) -> None:
+        if sampling is not None and not isinstance(sampling, SamplingParams):
+            raise InvalidRequestError.of("sampling", sampling, "SamplingParams or None")
+        check_tool_limits(max_rounds, tool_timeout)
         self._model = model
         self._sampling = sampling
         self._tools = as_tools(tools)

@@ -24,7 +24,7 @@ from paged_sdk.types.request import RequestBuilder
 from paged_sdk.types.response import ChatCompletionResponse, ToolCallResponse
 from paged_sdk.types.tool import Tool
 
-__all__ = ["OnToolError", "ToolRun", "run_tools"]
+__all__ = ["OnToolError", "ToolRun", "check_tool_limits", "run_tools"]
 
 OnToolError: TypeAlias = Literal["tell", "raise"]
 """What happens if a tool raises: the model is told, or the run ends."""
@@ -65,8 +65,9 @@ async def run_tools(
     :raises ToolError: a tool raised an exception, and ``on_error`` is "raise"
     :raises ToolRoundsError: tools were called once more after ``max_rounds`` rounds
     """
-    _check(request, max_rounds, on_error)
-    seconds = _seconds(tool_timeout)
+    check_tool_limits(max_rounds, tool_timeout)
+    _check(request, on_error)
+    seconds = None if tool_timeout is None else float(tool_timeout)
     tools = {tool.name: tool for tool in request.options.shown_tools}
     responses: list[ChatCompletionResponse] = []
     messages: list[Message] = []
@@ -89,9 +90,22 @@ async def run_tools(
         request = request.with_tools(request.options.tools)
 
 
-def _check(request: RequestBuilder, max_rounds: object, on_error: object) -> None:
+def check_tool_limits(max_rounds: object, tool_timeout: object) -> None:
+    """Check the limits of a turn with tools.
+
+    :raises InvalidRequestError: ``max_rounds`` is not an int of at least 1, or ``tool_timeout`` neither a finite number
+        above 0 nor None
+    """
     if not isinstance(max_rounds, int) or isinstance(max_rounds, bool) or max_rounds < 1:
         raise InvalidRequestError.of("max_rounds", max_rounds, "an int >= 1")
+    if tool_timeout is None:
+        return
+    is_bool = isinstance(tool_timeout, bool)
+    if not isinstance(tool_timeout, int | float) or is_bool or not 0 < tool_timeout <= sys.float_info.max:
+        raise InvalidRequestError.of("tool_timeout", tool_timeout, "a finite number of seconds > 0, or None")
+
+
+def _check(request: RequestBuilder, on_error: object) -> None:
     if not isinstance(on_error, str) or on_error not in ("tell", "raise"):
         raise InvalidRequestError.of("on_error", on_error, '"tell" or "raise"')
     for tool in request.options.shown_tools:
@@ -99,14 +113,6 @@ def _check(request: RequestBuilder, max_rounds: object, on_error: object) -> Non
             raise InvalidRequestError.of("tools", tool.name, "a function for every tool that is to be run")
     if request.options.sampling is not None and request.options.sampling.n_choices != 1:
         raise InvalidRequestError.of("n_choices", request.options.sampling.n_choices, "1 where tools are run")
-
-
-def _seconds(value: object) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
-        raise InvalidRequestError.of("tool_timeout", value, "a finite number of seconds > 0, or None")
-    return float(value)
 
 
 async def _answers(

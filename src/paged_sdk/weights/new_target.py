@@ -34,7 +34,7 @@ def new_file(target: Path, num_bytes: int, *, setting: str = "target", replaces:
         with _becoming(target, part, num_bytes + _ROOM_FOR_METADATA, setting, replaces=replaces):
             yield part
     finally:
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             part.unlink()
 
 
