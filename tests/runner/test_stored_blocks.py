@@ -48,15 +48,28 @@ class Rig:
     def read(self, *numbers: int) -> list[int]:
         """Read blocks, and return those that came."""
         self.blocks.read([digest(number) for number in numbers])
-        assert self.ready.acquire(timeout=10)
+        assert self.ready.acquire(timeout=60)
         (found,) = self.blocks.take_ready()
         return sorted(int.from_bytes(each, "big") for each in found)
 
     def restore(self, **places: int) -> None:
         self.blocks.restore([StoredBlock(place, digest(int(name[1:]))) for name, place in places.items()])
 
+    def hold_writes(self, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+        """Return an event that is set once a write has begun, and one without which none ends."""
+        entered, leave = threading.Event(), threading.Event()
+        write = self.files.write
+
+        def held(digest: bytes, pieces: Sequence[memoryview]) -> None:
+            entered.set()
+            assert leave.wait(60)
+            write(digest, pieces)
+
+        monkeypatch.setattr(self.files, "write", held)
+        return entered, leave
+
     def until(self, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < end, "it does not come to be"
             time.sleep(0.002)
@@ -110,22 +123,14 @@ def test_reading_waits_while_what_was_read_is_not_used(rig: Rig, monkeypatch: py
     rig.blocks.read([digest(2)])
     assert not rig.ready.acquire(timeout=0.1)
     rig.restore(_1=1)
-    assert rig.ready.acquire(timeout=10)
+    assert rig.ready.acquire(timeout=60)
 
 
 def test_what_is_too_much_at_once_is_left_out(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_blocks, "_MOST_UNWRITTEN", 50)
-    entered, leave = threading.Event(), threading.Event()
-    write = rig.files.write
-
-    def slow(digest: bytes, pieces: Sequence[memoryview]) -> None:
-        entered.set()
-        assert leave.wait(10)
-        write(digest, pieces)
-
-    monkeypatch.setattr(rig.files, "write", slow)
+    entered, leave = rig.hold_writes(monkeypatch)
     rig.store(1)
-    assert entered.wait(10)
+    assert entered.wait(60)
     rig.store(2)
     leave.set()
     rig.until_written(1)
@@ -178,17 +183,9 @@ def test_an_unexpected_error_ends_storing_not_the_thread(
 def test_wrong_blocks_are_forgotten_even_while_they_are_written(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.store(1)
     rig.until_written(1)
-    entered, leave = threading.Event(), threading.Event()
-    write = rig.files.write
-
-    def slow(digest: bytes, pieces: Sequence[memoryview]) -> None:
-        entered.set()
-        assert leave.wait(10)
-        write(digest, pieces)
-
-    monkeypatch.setattr(rig.files, "write", slow)
+    entered, leave = rig.hold_writes(monkeypatch)
     rig.store(2, 3, 4)
-    assert entered.wait(10)
+    assert entered.wait(60)
     rig.blocks.forget([digest(1), digest(2), digest(3)])
     leave.set()
     rig.until_written(4)
@@ -197,19 +194,11 @@ def test_wrong_blocks_are_forgotten_even_while_they_are_written(rig: Rig, monkey
 
 
 def test_right_content_is_written_after_wrong_one_was_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    entered, leave = threading.Event(), threading.Event()
-    write = rig.files.write
-
-    def slow(digest: bytes, pieces: Sequence[memoryview]) -> None:
-        entered.set()
-        assert leave.wait(10)
-        write(digest, pieces)
-
-    monkeypatch.setattr(rig.files, "write", slow)
+    entered, leave = rig.hold_writes(monkeypatch)
     for tensor in rig.pool:
         tensor[1:3].fill_(torch.nan)
     rig.store(1, 2)
-    assert entered.wait(10)
+    assert entered.wait(60)
     rig.blocks.forget([digest(1), digest(2)])
     for tensor, fresh in zip(rig.pool, new_pool(), strict=True):
         tensor.copy_(fresh)
@@ -226,7 +215,7 @@ def test_what_was_read_of_forgotten_blocks_is_dropped(rig: Rig) -> None:
     rig.store(1)
     rig.until_written(1)
     rig.blocks.read([digest(1)])
-    assert rig.ready.acquire(timeout=10)
+    assert rig.ready.acquire(timeout=60)
     rig.blocks.forget([digest(1)])
     assert rig.blocks.take_ready() == [{}]
 
@@ -242,7 +231,7 @@ class SilentDisk:
 
     def silent(self, digest: bytes, pieces: Sequence[memoryview]) -> bool:
         self.entered.set()
-        assert self.leave.wait(10)
+        assert self.leave.wait(60)
         return self.read(digest, pieces)
 
 
@@ -254,7 +243,7 @@ def test_a_disk_that_does_not_answer_is_given_up_until_it_does(
     disk = SilentDisk(rig, monkeypatch)
     rig.blocks.read([digest(1)])
     rig.blocks.read([digest(2)])
-    assert disk.entered.wait(10)
+    assert disk.entered.wait(60)
     assert not rig.blocks.has_ready
     assert rig.blocks.take_ready() == []
     rig.until(lambda: rig.blocks.has_ready)
@@ -274,7 +263,7 @@ def test_a_disk_that_is_stuck_in_writing_is_not_read(rig: Rig, monkeypatch: pyte
     rig.until_written(1)
     leave = threading.Event()
     monkeypatch.setattr(stored_blocks, "_MOST_SECONDS", 0.05)
-    monkeypatch.setattr(rig.files, "write", lambda digest, pieces: leave.wait(10))
+    monkeypatch.setattr(rig.files, "write", lambda digest, pieces: leave.wait(60))
     rig.store(2)
     rig.until(lambda: not rig.blocks.has(digest(1)))
     leave.set()
@@ -286,7 +275,7 @@ def test_nothing_comes_of_what_was_read_before(rig: Rig, way: str, tmp_path: Pat
     rig.store(1, 2)
     rig.until_written(1, 2)
     rig.blocks.read([digest(1)])
-    assert rig.ready.acquire(timeout=10)
+    assert rig.ready.acquire(timeout=60)
     if way == "clear":
         rig.blocks.clear()
         assert not rig.files.has(digest(1))
@@ -314,13 +303,13 @@ def test_closing_writes_what_waits(tmp_path: Path) -> None:
 def test_closing_does_not_wait_for_a_disk_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, leave = Rig(tmp_path), threading.Event()
     monkeypatch.setattr(stored_blocks, "_CLOSE_SECONDS", 0.05)
-    monkeypatch.setattr(own.files, "write", lambda digest, pieces: leave.wait(10))
+    monkeypatch.setattr(own.files, "write", lambda digest, pieces: leave.wait(60))
     own.store(1)
     start = time.monotonic()
     own.blocks.close()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
     leave.set()
-    own.blocks._writer.join(10)
+    own.blocks._writer.join(60)
 
 
 def test_closing_after_one_thread_could_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
