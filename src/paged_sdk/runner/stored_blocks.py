@@ -296,7 +296,7 @@ class StoredBlocks:
                 reason = error.strerror or error
                 _log.warning("KV blocks cannot be stored: %s. It is tried again in %d s.", reason, _PAUSE_SECONDS)
             except BaseException:
-                self._paused_until = float("inf")
+                self._paused_until = inf
                 _log.exception("KV blocks cannot be stored: the engine continues without")
             finally:
                 with self._changed:
