@@ -52,21 +52,13 @@ class PagedBackend(AttentionBackend):
         self._block_size = settings.block_size
         self._device = settings.device
         self._windows = tuple(dict.fromkeys(config.sliding_windows))
-        shape = (num_blocks, settings.block_size, config.num_kv_heads, config.head_dim)
-        stored, device = settings.stored_dtype, settings.device
         try:
             self._layers = tuple(
-                LayerCache(
-                    key=torch.empty(shape, dtype=stored, device=device),
-                    value=torch.empty(shape, dtype=stored, device=device),
-                    k_scale=torch.empty(shape[:3], device=device) if settings.quantized else None,
-                    v_scale=torch.empty(shape[:3], device=device) if settings.quantized else None,
-                    key_offsets=offsets,
-                )
+                settings.pages(num_blocks, config.num_kv_heads, config.head_dim, offsets)
                 for offsets in settings.key_offsets or (None,) * config.num_layers
             )
         except RuntimeError as error:
-            needed = num_blocks * settings.block_size * config.kv_elements_per_token * stored.itemsize
+            needed = num_blocks * settings.block_size * config.kv_elements_per_token * settings.stored_dtype.itemsize
             raise OutOfMemoryError(
                 f"cannot allocate {num_blocks} KV blocks of {settings.block_size} tokens: {needed} bytes", needed=needed
             ) from error
