@@ -47,9 +47,9 @@ every_form = pytest.mark.parametrize(
 def empty_cache(shape: AttentionShape, dtype: torch.dtype) -> LayerCache:
     """Return 16 blocks of NaN."""
     size = (16, BLOCK, shape.num_kv_heads, shape.head_dim)
-    scales = [torch.full(size[:3], torch.nan) if dtype == torch.float8_e4m3fn else None for _ in range(2)]
+    k_scale, v_scale = (torch.full(size[:3], torch.nan) if dtype == torch.float8_e4m3fn else None for _ in range(2))
     key, value = (torch.full(size, torch.nan).to(dtype) for _ in range(2))
-    return LayerCache(key, value, *scales)
+    return LayerCache(key, value, k_scale, v_scale)
 
 
 @frozen(kw_only=True)

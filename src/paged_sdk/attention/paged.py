@@ -13,6 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, layer_scores
+from paged_sdk.attention.in_basis import in_basis
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import OutOfMemoryError
@@ -42,7 +43,7 @@ class PagedBackend(AttentionBackend):
 
     :param num_blocks: number of blocks in the pool
     :raises OutOfMemoryError: the pool cannot be allocated
-    :raises ConfigError: the settings' key offsets do not fit
+    :raises ConfigError: the settings' key offsets or bases do not fit
     """
 
     def __init__(self, config: DecoderConfig, settings: PoolSettings, num_blocks: int) -> None:
@@ -54,8 +55,8 @@ class PagedBackend(AttentionBackend):
         self._windows = tuple(dict.fromkeys(config.sliding_windows))
         try:
             self._layers = tuple(
-                settings.pages(num_blocks, config.num_kv_heads, config.head_dim, offsets)
-                for offsets in settings.key_offsets or (None,) * config.num_layers
+                settings.pages(layer, num_blocks, config.num_kv_heads, config.head_dim)
+                for layer in range(config.num_layers)
             )
         except RuntimeError as error:
             needed = num_blocks * settings.block_size * config.kv_elements_per_token * settings.stored_dtype.itemsize
@@ -84,7 +85,8 @@ class PagedBackend(AttentionBackend):
         slot_mapping = self._new_slots(rows)
         plans = {window: self._plan(rows, window) for window in self._windows}
         positions = self._where_offsets(new_positions(rows))
-        return _PagedStep(self._scores, self._layers, self._tensor(slot_mapping), positions, plans)
+        step = _PagedStep(self._scores, self._layers, self._tensor(slot_mapping), positions, plans)
+        return in_basis(step, self._layers)
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy whole blocks, including unused slots."""

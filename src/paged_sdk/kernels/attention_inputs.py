@@ -11,8 +11,9 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from paged_sdk.kernels.checks import check_pages, check_score_options
+from paged_sdk.kernels.checks import check_pages, check_score_options, check_tensor
 from paged_sdk.kernels.key_offsets import check_key_offsets
+from paged_sdk.kernels.kv_basis import KvBasis
 from paged_sdk.kernels.relative_bias import RelativeBias
 
 __all__ = ["LayerCache", "PagedRows", "Precision", "ScoreOptions"]
@@ -50,6 +51,8 @@ class LayerCache:
     :ivar key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of a quantized cache only: the offsets
         subtracted from keys before storing (:mod:`paged_sdk.kernels.key_offsets`), covering at least the longest
         context; None: no offsets
+    :ivar basis: the basis of keys and values, key offsets included. Attention ops compute in it and leave the change of
+        basis to their callers; fused layers change it themselves. None: the heads' own
     :raises ConfigError: shapes, dtypes, strides or devices do not fit each other
     """
 
@@ -58,10 +61,14 @@ class LayerCache:
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
     key_offsets: Tensor | None = None
+    basis: KvBasis | None = None
 
     def __attrs_post_init__(self) -> None:
         check_pages(self.key, self.value, self.k_scale, self.v_scale)
         check_key_offsets(self.key_offsets, self.key, 0)
+        if self.basis is not None:
+            heads = self.num_kv_heads, self.head_dim
+            check_tensor("basis.factors", self.basis.factors, heads, (torch.float32,), self.key.device)
 
     @property
     def tensors(self) -> list[Tensor]:

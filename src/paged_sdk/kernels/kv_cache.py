@@ -166,7 +166,7 @@ def write_slots(
     """Write the keys and values of new tokens into their slots.
 
     :param key: ``[num_tokens, num_kv_heads, head_dim]``; ``value`` likewise
-    :param cache: changed in place; quantized, or of the dtype of ``key``
+    :param cache: changed in place; if it is not quantized, keys and values are rounded to its dtype
     :param slot_mapping: ``[num_tokens]`` int64, no slot twice, none negative
     :param positions: ``[num_tokens]`` int64: position of each token in its sequence; needed if the cache has key
         offsets
@@ -177,7 +177,7 @@ def write_slots(
     for new, pages, scales in ((key, cache.key, cache.k_scale), (value, cache.value, cache.v_scale)):
         slots = pages.flatten(0, 1)
         if scales is None:
-            slots.index_copy_(0, slot_mapping, new)
+            slots.index_copy_(0, slot_mapping, new.to(pages.dtype))
         else:
             codes, scale = quantize_q4(new) if cache.is_q4 else quantize_f8e4m3(new)
             slots.view(torch.uint8).index_copy_(0, slot_mapping, codes.view(torch.uint8))

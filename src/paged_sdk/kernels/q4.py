@@ -1,7 +1,7 @@
 """Quantizes keys and values to 4-bit codes with a scale and a minimum per 32 neighbouring elements: 5 bits an element.
 
-Scales and minimums depend on the vector alone, not on how a prompt was cut into chunks. They are bfloat16: every float32
-has one nearby, and its coarser steps add less than 0.1 % to the squared error of Gaussian elements.
+Scales and minimums depend on the vector alone, not on how a prompt was cut into chunks. They are bfloat16: every
+float32 has one nearby, and its coarser steps add less than 0.1 % to the squared error of Gaussian elements.
 
 The range of the codes need not be the group's: cutting off a little at either end makes the steps smaller. Of nine
 ranges the one with the least squared error is chosen, which lowers the error of Gaussian elements by 11 %; 16 ranges
@@ -63,8 +63,9 @@ def dequantize_q4(codes: Tensor, parameters: Tensor, dtype: torch.dtype) -> Tens
     """
     halves = torch.unflatten(codes, -1, (-1, GROUP // 2))
     groups = torch.cat((halves & 0xF, halves >> 4), -1).float()
-    scales, minimums = parameters.float().split(1, -1)
-    return (groups * scales + minimums).flatten(-2).to(dtype)
+    scales, minimums = torch.split(parameters.float(), 1, -1)
+    decoded: Tensor = groups * scales + minimums
+    return decoded.flatten(-2).to(dtype)
 
 
 def _rounded(x: Tensor) -> Tensor:
