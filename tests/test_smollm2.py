@@ -28,6 +28,7 @@ from paged_sdk import (
     PagedAttentionMeta,
     PagedCacheType,
     SamplingParams,
+    TextModelBuilder,
 )
 
 pytestmark = [pytest.mark.anyio, pytest.mark.smollm2]
@@ -112,7 +113,7 @@ def test_four_bits_lose_little_where_plain_ones_lose_more(smollm2: Path) -> None
     """Mean KL against unrounded keys and values, over 200 tokens of prose; measured: 0.019 and 0.052, and for FP8 0.0021
     with measured offsets, 0.0027 without.
     """
-    study = KvStudy(open_engine(GgufModelBuilder(smollm2).with_force_cpu().with_dtype("float32")))
+    study = KvStudy(open_engine(TextModelBuilder(smollm2).with_force_cpu().with_dtype("float32")))
     tokens = study.engine.parts.text.tokenizer.encode(prose(), add_special_tokens=False)[:240]
     expected = study.logits(tokens, None)[40:]
     kl = {
