@@ -135,7 +135,8 @@ def make_batch(
         max_seqlen_q=num_tokens,
         max_context_len=max_context_len,
     )
-    return Batch(query, LayerCache(*caches, k_scale, v_scale), rows, num_rows, num_tokens, length, more_keys)
+    cache = LayerCache(caches[0], caches[1], k_scale, v_scale)
+    return Batch(query, cache, rows, num_rows, num_tokens, length, more_keys)
 
 
 def prefill_references(batch: Batch, device: torch.device) -> dict[str, float]:

@@ -44,6 +44,50 @@ def test_any_basis_gives_the_same_attention(head_dim: int, *, native: bool) -> N
     torch.testing.assert_close(stored, hadamard_transform(text.value[0, :16]), rtol=0, atol=1e-6)
 
 
+def test_chunks_change_no_bit_of_what_is_stored() -> None:
+    config = shape(head_dim=96)
+    text = Text(config, 100, seed=0, dtype=torch.bfloat16)
+    (basis,) = bases(1, 96)
+    settings = PoolSettings(
+        block_size=16,
+        dtype=torch.bfloat16,
+        device=CPU,
+        cache_type=PagedCacheType.Q4,
+        key_offsets=(basis.keys(text.key[0, :1]),),
+        bases=(basis,),
+    )
+
+    def stored(chunks: tuple[int, ...]) -> list[torch.Tensor]:
+        backend = PagedBackend(config, settings, 7)
+        for tensor in backend.block_tensors:
+            tensor.zero_()  # behind the text
+        first = 0
+        for chunk in chunks:
+            part = slice(first, first + chunk)
+            step = backend.prepare([span(first, chunk, list(range(7)))])
+            step.forward(0, text.query[0, part], text.key[0, part], text.value[0, part])
+            first += chunk
+        return [tensor.view(torch.uint8) for tensor in backend.block_tensors]
+
+    for one, other in zip(stored((100,)), stored((50, 1, 33, 16)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_is_measured_is_part_of_what_blocks_are() -> None:
+    """Blocks that are stored elsewhere are read by a model with the same code only."""
+    config = shape(head_dim=32)
+    plain = PoolSettings(block_size=16, dtype=torch.float32, device=CPU, cache_type=PagedCacheType.Q4)
+    offsets = torch.randn(3, 2, 32, generator=torch.Generator().manual_seed(0))
+    one, other = bases(2, 32)
+    codes = {
+        PagedBackend(config, evolve(plain, bases=own, key_offsets=key_offsets), 2).code
+        for own in ((), (one,), (other,))
+        for key_offsets in ((), (offsets,), (offsets + 1,))
+    }
+    assert len(codes) == 9
+    assert PagedBackend(config, evolve(plain, bases=(one,)), 3).code in codes
+
+
 def test_offsets_and_codes_are_in_the_basis() -> None:
     """Keys near one large vector, and one element far larger than others: 4 bits lose no more than on keys without."""
     config = shape(head_dim=64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from itertools import accumulate
 from typing import Final
 
@@ -74,6 +75,17 @@ class PagedBackend(AttentionBackend):
     def block_tensors(self) -> Sequence[Tensor]:
         """See :attr:`AttentionBackend.block_tensors`."""
         return [tensor for layer in self._layers for tensor in layer.tensors]
+
+    @property
+    def code(self) -> bytes:
+        """See :attr:`AttentionBackend.code`. Of the offsets, those of the first span suffice: they show all vectors."""
+        digest = sha256()
+        for layer in self._layers:
+            if layer.key_offsets is not None:
+                digest.update(layer.key_offsets[:1].cpu().numpy().tobytes())
+            if layer.basis is not None:
+                digest.update(layer.basis.factors.cpu().numpy().tobytes())
+        return digest.digest()
 
     @property
     def windows(self) -> Sequence[int | None]:

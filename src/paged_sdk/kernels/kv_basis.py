@@ -5,7 +5,7 @@ A Hadamard transform along each head spreads outliers over all of its elements (
 that errors fall where queries are small. Scores stay the same, up to rounding: the transform is orthonormal. It is also
 its own inverse, so it turns attention's output over transformed values back.
 
-In 4 bits, mean KL on SmolLM2 is 0.14 in the heads' own basis, 0.029 after the transform, and 0.020 with factors too.
+In 4 bits, the transform lowers mean KL on SmolLM2 from 0.032 to 0.022, and the factors lower it to 0.020.
 """
 
 from __future__ import annotations

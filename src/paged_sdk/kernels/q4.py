@@ -52,7 +52,7 @@ def quantize_q4(x: Tensor) -> tuple[Tensor, Tensor]:
     errors = steps.square().sum(-1).float() * scales.square()
     best = errors.argmin(-1, keepdim=True)  # of equals, the first
     chosen = codes.gather(-2, best.unsqueeze(-1).expand(*best.shape, GROUP)).squeeze(-2).to(torch.uint8)
-    lower, upper = chosen.unflatten(-1, (2, -1)).unbind(-2)
+    lower, upper = torch.unflatten(chosen, -1, (2, -1)).unbind(-2)
     parameters = torch.cat((scales.gather(-1, best), minimums.gather(-1, best)), -1)
     return (lower | upper << 4).flatten(-2), parameters.to(torch.bfloat16)
 
