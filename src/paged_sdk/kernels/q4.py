@@ -24,7 +24,10 @@ CUTS: Final = (0.0, 0.04, 0.08)
 """Candidate shares of a group's range that are cut off at its lower and at its upper end."""
 Q4_ERROR_STEPS: Final = 128
 """Rounding errors are counted in integer units of ``scale / Q4_ERROR_STEPS``. Integer sums do not depend on the order,
-so all kernels choose the same range. An error is at most 2.5 scales, so 32 squared errors sum to less than 2**22."""
+so all kernels choose the same range."""
+_MOST_STEPS: Final = 2047
+"""Larger errors count as this, the largest whose square all kernels round exactly. An error is at most 2.5 scales, or
+320 steps, unless a group's range is less than its minimum's last bit."""
 
 
 def quantize_q4(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,7 +48,7 @@ def quantize_q4(x: Tensor) -> tuple[Tensor, Tensor]:
     minimums = _rounded(lowest + width * below)
     ratios = (groups.unsqueeze(-2) - minimums.unsqueeze(-1)) * scales.reciprocal().unsqueeze(-1)
     codes = ratios.round().clamp(0, MAX_CODE)
-    steps = ((ratios - codes) * Q4_ERROR_STEPS).round().to(torch.int32)
+    steps = ((ratios - codes) * Q4_ERROR_STEPS).clamp(-_MOST_STEPS, _MOST_STEPS).round().to(torch.int32)
     errors = steps.square().sum(-1).float() * scales.square()
     best = errors.argmin(-1, keepdim=True)  # of equals, the first
     chosen = codes.gather(-2, best.unsqueeze(-1).expand(*best.shape, GROUP)).squeeze(-2).to(torch.uint8)
