@@ -25,7 +25,6 @@ from paged_sdk.kernels.native.paged_attention import (
     cumulated,
     native_paged_attention,
 )
-from paged_sdk.kernels.native.structures import DTYPES
 from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
@@ -39,8 +38,6 @@ def why_not_native(setup: AttentionSetup) -> str | None:
         return "they are absent"
     if setup.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"its dtype is {setup.dtype}, and the kernels take float32, bfloat16 and float16"
-    if setup.pool.stored_dtype not in DTYPES:
-        return f"they do not read pages of {setup.pool.stored_dtype}"
     if setup.model.alibi_slopes:
         return "they have no alibi"
     if setup.model.relative_biases:
