@@ -51,10 +51,10 @@ every_form = pytest.mark.parametrize(
 def empty_cache(shape: AttentionShape, dtype: torch.dtype) -> LayerCache:
     """Return 16 blocks of NaN."""
     size = (16, BLOCK, shape.num_kv_heads, shape.head_dim)
-    vectors = torch.full(size, torch.nan)
     if dtype not in CODES:
-        return LayerCache(vectors.to(dtype), vectors.to(dtype))
-    (key, k_scale), (value, v_scale) = (quantized(vectors, dtype) for _ in range(2))
+        key, value = (torch.full(size, torch.nan, dtype=dtype) for _ in range(2))
+        return LayerCache(key, value)
+    (key, k_scale), (value, v_scale) = (quantized(torch.full(size, torch.nan), dtype) for _ in range(2))
     return LayerCache(key, value, k_scale, v_scale)
 
 
