@@ -314,7 +314,8 @@ class Checkpoints:
         """Return a model that guesses otherwise."""
         directory = self._directory / f"drafter-{vocab_size}"
         if not directory.exists():
-            tiny.make_checkpoint("llama", directory, seed=1, vocab_size=vocab_size, num_hidden_layers=1)
+            sizes: dict[str, Any] = {"vocab_size": vocab_size, "num_hidden_layers": 1, "head_dim": 32}
+            tiny.make_checkpoint("llama", directory, seed=1, **sizes)
         return directory
 
     def adapter(self, content: AdapterContent, configuration: Configuration) -> Path:
