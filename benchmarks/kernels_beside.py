@@ -20,6 +20,7 @@ from attrs import frozen
 from torch import Tensor
 
 from benchmarks.kernels_cpu import BLOCK_SIZE, attend_next, copies_of, multiply_next, paged_caches, random_weight
+from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.attention_inputs import LayerCache, Precision
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, open_library, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
@@ -100,7 +101,7 @@ def attention_cells(
     shape = AttentionShape(*heads, scale=head_dim**-0.5, precision=Precision.INT8)
     for tokens, context in contexts:
         blocks = -(-context // BLOCK_SIZE)
-        caches = paged_caches(builds[0], (blocks, BLOCK_SIZE, num_kv_heads, head_dim), 2)
+        caches = paged_caches(builds[0], (blocks, BLOCK_SIZE, num_kv_heads, head_dim), PagedCacheType.AUTO, 2)
         batch = VarlenBatch(
             torch.tensor([0, tokens], dtype=torch.int32),
             torch.arange(blocks, dtype=torch.int32).view(1, blocks),

@@ -20,7 +20,10 @@ import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor
 
+from paged_sdk.attention.pool_settings import PoolSettings
+from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.attention_inputs import LayerCache, Precision
+from paged_sdk.kernels.kv_cache import write_slots
 from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.huge_pages import HugePages
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, why_not
@@ -35,6 +38,8 @@ STREAMED_BYTES = 512 << 20
 ROUNDS = 7
 BLOCK_SIZE = 32
 PARTS = ("linear", "dense", "experts", "attention", "quantize")
+PAGES = {PagedCacheType.AUTO: "bfloat16", PagedCacheType.F8E4M3: "f8e4m3", PagedCacheType.Q4: "4-bit"}
+"""The types of pages over which attention is timed."""
 
 
 def best(run: Callable[[], object], calls: int = 1) -> float:
@@ -181,9 +186,24 @@ def product_rate(dtype: torch.dtype) -> float:
     return 2 * size**3 / best(partial(F.linear, left, right))
 
 
-def paged_caches(workspace: Workspace, size: tuple[int, int, int, int], count: int) -> list[LayerCache]:
+def random_pages(size: tuple[int, int, int, int], cache_type: PagedCacheType) -> LayerCache:
+    """Make pages of random keys and values, the same in every block."""
+    num_blocks, block_size, *heads = size
+    settings = PoolSettings(
+        block_size=block_size, dtype=torch.bfloat16, device=torch.device("cpu"), cache_type=cache_type
+    )
+    cache = settings.pages(num_blocks, *heads)
+    write_slots(torch.randn(block_size, *heads), torch.randn(block_size, *heads), cache, torch.arange(block_size))
+    for each in cache.tensors:
+        each[1:] = each[:1]
+    return cache
+
+
+def paged_caches(
+    workspace: Workspace, size: tuple[int, int, int, int], cache_type: PagedCacheType, count: int
+) -> list[LayerCache]:
     """Make the pages of ``count`` layers, in huge pages as in an engine's full pool."""
-    caches = [LayerCache(torch.randn(size).bfloat16(), torch.randn(size).bfloat16()) for _ in range(count)]
+    caches = [random_pages(size, cache_type) for _ in range(count)]
     seconds = itertools.count()  # a clock that advances enough for every call to make huge pages
     for cache in caches:
         pages = HugePages(workspace.library, [cache.key, cache.value], clock=lambda: float(next(seconds)))
@@ -199,17 +219,16 @@ def attend_next(
 
 
 def read_cache(caches: Iterator[LayerCache]) -> None:
-    cache = next(caches)
-    cache.key.view(torch.int64).sum()
-    cache.value.view(torch.int64).sum()
+    for each in next(caches).tensors:
+        each.flatten().view(torch.int64).sum()
 
 
-def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
+def attention_table(workspace: Workspace, heads: tuple[int, int, int], cache_type: PagedCacheType) -> None:
     num_heads, num_kv_heads, head_dim = heads
     limits = {Precision.FLOAT32: product_rate(torch.float32)}
     limits |= dict.fromkeys((Precision.BFLOAT16, Precision.INT8), product_rate(torch.bfloat16))
     print(
-        f"paged attention, {num_heads} heads / {num_kv_heads} of {head_dim}, bfloat16 pages: us, GFLOP/s "
+        f"paged attention, {num_heads} heads / {num_kv_heads} of {head_dim}, {PAGES[cache_type]} pages: us, GFLOP/s "
         f"(share of torch's product), GB/s of pages (share of a plain read); products of float32 | bfloat16 | int8"
     )
     for sequences, tokens, context in (
@@ -224,9 +243,9 @@ def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
     ):
         blocks = -(-context // BLOCK_SIZE)
         size = (sequences * blocks, BLOCK_SIZE, num_kv_heads, head_dim)
-        read = 4 * sequences * context * num_kv_heads * head_dim
+        read = sum(each.nbytes for each in random_pages((1, *size[1:]), cache_type).tensors) * sequences * blocks
         # A single token must read its pages from memory, as in a model of many layers.
-        caches = paged_caches(workspace, size, STREAMED_BYTES // read if tokens == 1 else 1)
+        caches = paged_caches(workspace, size, cache_type, STREAMED_BYTES // read if tokens == 1 else 1)
         batch = VarlenBatch(
             torch.arange(sequences + 1, dtype=torch.int32) * tokens,
             torch.arange(sequences * blocks, dtype=torch.int32).view(sequences, blocks),
@@ -292,8 +311,8 @@ def main() -> None:
     if "experts" in parts:
         experts_table(workspace, (128, 8, 768, 2048), (1, 4, 16, 64, 512))  # Qwen3-30B-A3B
     if "attention" in parts:
-        attention_table(workspace, (9, 3, 64))
-        attention_table(workspace, (12, 2, 128))
+        for heads, cache_type in itertools.product(((9, 3, 64), (12, 2, 128)), PAGES):
+            attention_table(workspace, heads, cache_type)
     if "quantize" in parts:
         quantize_table(workspace, 2048, 1536)
 

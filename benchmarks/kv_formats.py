@@ -1,9 +1,9 @@
 """Define formats of a KV cache by what they make of keys and values: the vectors that attention reads back.
 
-Nothing is packed. A format here has to be worth a kernel before it gets one: :mod:`benchmarks.kv_study` measures that.
-A vector is rounded by itself, so that no format depends on how a prompt is cut into chunks. That leaves out KIVI (Liu
-et al., 2024, arXiv 2402.02750) and KVQuant (Hooper et al., 2024, arXiv 2401.18079), which scale a channel of the keys
-over many tokens.
+Nothing is packed, except by the engine's own cache types. A format here has to be worth a kernel before it gets one:
+:mod:`benchmarks.kv_study` measures that. A vector is rounded by itself, so that no format depends on how a prompt is
+cut into chunks. That leaves out KIVI (Liu et al., 2024, arXiv 2402.02750) and KVQuant (Hooper et al., 2024, arXiv
+2401.18079), which scale a channel of the keys over many tokens.
 """
 
 from __future__ import annotations
@@ -16,10 +16,22 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.fp8 import dequantize_f8e4m3, quantize_f8e4m3
 from paged_sdk.kernels.hadamard import hadamard_block
 
-__all__ = ["FORMATS", "Affine", "Float8", "KvFormat", "Offsets", "Rotated", "Rounding", "Symmetric", "hadamard"]
+__all__ = [
+    "FORMATS",
+    "Affine",
+    "Float8",
+    "KvFormat",
+    "Offsets",
+    "Rotated",
+    "Rounding",
+    "Stored",
+    "Symmetric",
+    "hadamard",
+]
 
 # Shares of a group's range that may be cut off at either end.
 _TRIMS: Final = (0.0, 0.03, 0.06, 0.1)
@@ -152,6 +164,17 @@ class KvFormat:
         return (self.keys.bits(head_dim) + self.values.bits(head_dim)) / 2
 
 
+@frozen
+class Stored:
+    """Names a cache type of the engine, whose pool stores what attention reads, on this engine's torch kernels."""
+
+    kind: PagedCacheType
+
+    def bits(self, head_dim: int) -> float:
+        """Return the bits per element, scales included."""
+        return {PagedCacheType.F8E4M3: 8 + 32 / head_dim, PagedCacheType.Q4: 5}[self.kind]
+
+
 def hadamard(size: int) -> Tensor:
     """Return a block-diagonal orthonormal matrix of Sylvester's Hadamard matrices, ``[size, size]`` float32."""
     block = torch.ones(1, 1)
@@ -171,7 +194,7 @@ def _best(group: int, *, balanced: bool = False) -> KvFormat:
 
 _PLAIN: Final = Affine(32, searches=False)
 
-FORMATS: Final = {
+FORMATS: Final[dict[str, KvFormat | Stored]] = {
     "f8e4m3": KvFormat(keys=Float8(), values=Float8()),
     "f8e4m3, measured offsets": KvFormat(keys=Float8(), values=Float8(), offsets=Offsets.MEASURED),
     "f8e4m3 keys, 4-bit values": KvFormat(keys=Float8(), values=Affine(32)),
@@ -187,6 +210,8 @@ FORMATS: Final = {
     "4 bits, balanced": _best(32, balanced=True),
     "4 bits, balanced, groups of 16": _best(16, balanced=True),
     "4 bits, balanced, groups of 64": _best(64, balanced=True),
+    "PagedCacheType.F8E4M3": Stored(PagedCacheType.F8E4M3),
+    "PagedCacheType.Q4": Stored(PagedCacheType.Q4),
 }
 """The measured formats by name. Groups have 32 elements unless the name says otherwise; ``ranges`` are the best of 16;
 ``bias`` and ``measured`` are offsets of keys (:class:`Offsets`). What is ``balanced`` has all the rest: measured

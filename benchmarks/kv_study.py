@@ -4,7 +4,8 @@ python -m benchmarks.kv_study --model smollm2
 python -m benchmarks.kv_study --formats "f8e4m3; 4 bits" --chat "Why is the sky blue?"
 
 The model computes in float32 on the paged KV cache of this engine; keys and values are rounded to a format before they
-are written. So the divergence from the same model without rounding is the format's alone.
+are written. So the divergence from the same model without rounding is the format's alone. The cache types of the engine
+that are named like ``PagedCacheType.Q4`` are not simulated: their own pools store the codes.
 """
 
 from __future__ import annotations
@@ -21,34 +22,34 @@ from typing import Annotated, Any, Final
 
 import torch
 import typer
-from attrs import asdict
+from attrs import asdict, evolve
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from benchmarks.divergence import Divergence, divergence
 from benchmarks.inside import OpenEngine, open_engine
-from benchmarks.kv_formats import FORMATS, KvFormat, Offsets
+from benchmarks.kv_formats import FORMATS, KvFormat, Offsets, Stored
 from benchmarks.machine import describe_machine
 from benchmarks.models import model_path
 from benchmarks.paths import cache_directory
 from benchmarks.prompts import prose
 from paged_sdk import TextMessageRole, TextMessages, TextModelBuilder
 from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.attention.paged import new_positions
+from paged_sdk.attention.paged import PagedBackend, new_positions
+from paged_sdk.attention.pool_settings import PoolSettings
+from paged_sdk.build.kv_statistics import measure_kv
+from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.relative_bias import RelativeBias
-from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
-from paged_sdk.models.key_offsets import key_offsets, span_offsets
+from paged_sdk.models.key_offsets import key_offsets
 from paged_sdk.system.processors import usable_processors
 from paged_sdk.types.step import StepRow
 
 __all__ = ["KvStudy"]
 
-_CALIBRATION_TOKENS: Final = 256
 _CHAT_CHARACTERS: Final = 400
-_TINY: Final = 1e-6
 
 
 class KvStudy:
@@ -57,92 +58,72 @@ class KvStudy:
     :param engine: a model that computes in float32; its runner is changed, and rounds from then on as :attr:`format`
         says
     :ivar format: the format; None: keys and values stay as they are
+    :ivar engine: computes with this rounding
     """
 
     def __init__(self, engine: OpenEngine) -> None:
-        self.format: KvFormat | None = None
-        self.engine = engine.with_backend(_RoundingBackend(engine.backend, self))
-        decoder = self.engine.decoder
-        seen, max_tokens = self._random_tokens(), engine.parts.config.max_model_len
-        means = [seen.keys[layer][1:].mean(0) for layer in range(decoder.config.num_layers)]
+        self.format: KvFormat | Stored | None = None
+        self.engine: OpenEngine = engine.with_backend(_RoundingBackend(self))
+        decoder, max_tokens = self.engine.decoder, engine.parts.config.max_model_len
+        measured = measure_kv(decoder, max_tokens, num_threads=torch.get_num_threads())
         self._offsets = {
             Offsets.NONE: (),
             Offsets.BIAS: key_offsets(decoder, max_tokens),
-            Offsets.MEASURED: span_offsets(decoder, means, max_tokens),
+            Offsets.MEASURED: measured.key_offsets,
         }
-        self._factors = [
-            _factors(*seen.rotated[layer], offsets) for layer, offsets in enumerate(self._offsets[Offsets.MEASURED])
-        ]
+        self._factors = [basis.factors for basis in measured.bases]
+        self._unrounded = engine.backend
+        assert isinstance(self._unrounded, PagedBackend)
+        plain = PoolSettings(block_size=engine.parts.config.block_size, dtype=decoder.dtype, device=torch.device("cpu"))
+        settings = {
+            PagedCacheType.F8E4M3: evolve(plain, key_offsets=measured.key_offsets),
+            PagedCacheType.Q4: evolve(plain, key_offsets=measured.offsets_in_bases, bases=measured.bases),
+        }
+        self._pools = {
+            kind: PagedBackend(decoder.config, evolve(each, cache_type=kind), self._unrounded.num_blocks)
+            for kind, each in settings.items()
+        }
 
-    def logits(self, token_ids: Sequence[int], kv_format: KvFormat | None) -> Tensor:
+    @property
+    def backend(self) -> AttentionBackend:
+        """Return the pool of the format."""
+        return self._pools[self.format.kind] if isinstance(self.format, Stored) else self._unrounded
+
+    def logits(self, token_ids: Sequence[int], kv_format: KvFormat | Stored | None) -> Tensor:
         """Compute the logits after every token of a text, as a prompt."""
         self.format = kv_format
         return self.engine.logits(token_ids, chunk=self.engine.parts.config.max_num_batched_tokens)
 
     def rounded(self, layer: int, key: Tensor, value: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return what attention would read back."""
-        if self.format is None:
+        if not isinstance(self.format, KvFormat):
             return key, value
         every = self._offsets[self.format.offsets]
         offsets = every[layer].index_select(0, positions // KEY_SPAN) if every else torch.zeros(())
         factors = self._factors[layer] if self.format.balanced else torch.ones(())
         return self.format.keys((key - offsets) * factors) / factors + offsets, self.format.values(value)
 
-    def _random_tokens(self) -> _RecordingBackend:
-        """Compute random tokens: what they show depends on the weights alone."""
-        generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(self.engine.decoder.config.vocab_size, (_CALIBRATION_TOKENS,), generator=generator)
-        recording = _RecordingBackend(self.engine.backend)
-        self.engine.with_backend(recording).logits(tokens.tolist(), chunk=_CALIBRATION_TOKENS)
-        self.engine.with_backend(self.engine.backend)
-        return recording
 
-
-def _factors(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
-    """Return the factors of :attr:`KvFormat.balanced`, ``[num_kv_heads, head_dim]``.
-
-    The first token is left out: many models attend to it for want of another, and its keys are unlike others.
-
-    :param queries: ``[num_tokens, num_heads, head_dim]``, rotated, at positions from 0
-    :param keys: likewise
-    :param offsets: ``[num_spans, num_kv_heads, head_dim]``
-    """
-    stored = keys - offsets.index_select(0, torch.arange(len(keys)) // KEY_SPAN)
-    grouped = torch.unflatten(queries, 1, (keys.shape[1], -1))
-    of_queries, of_keys = grouped[1:].square().mean((0, 2)), stored[1:].square().mean(0)
-    factors: Tensor = (of_queries / of_keys.clamp_min(_TINY)) ** 0.25
-    return factors.clamp_min(_TINY)
-
-
-class _WrappedBackend(AttentionBackend):
-    def __init__(self, backend: AttentionBackend) -> None:
-        self._backend = backend
+class _RoundingBackend(AttentionBackend):
+    def __init__(self, study: KvStudy) -> None:
+        self._study = study
 
     @property
     def num_bytes(self) -> int:
-        return self._backend.num_bytes
+        return self._study.backend.num_bytes
 
     @property
     def windows(self) -> Sequence[int | None]:
-        return self._backend.windows
+        return self._study.backend.windows
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
-        return self._backend.prepare(rows)
+        return _RoundingStep(self._study.backend.prepare(rows), self._study, torch.from_numpy(new_positions(rows)))
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        self._backend.copy(copies)
+        self._study.backend.copy(copies)
 
     def release(self, kv_ids: Iterable[int]) -> None:
-        self._backend.release(kv_ids)
-
-
-class _RoundingBackend(_WrappedBackend):
-    def __init__(self, backend: AttentionBackend, study: KvStudy) -> None:
-        super().__init__(backend)
-        self._study = study
-
-    def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
-        return _RoundingStep(self._backend.prepare(rows), self._study, torch.from_numpy(new_positions(rows)))
+        self._study.backend.release(kv_ids)
 
 
 class _RoundingStep(AttentionStep):
@@ -165,54 +146,13 @@ class _RoundingStep(AttentionStep):
         return self._step.forward(layer, query, key, value, sinks, relative=relative)
 
 
-class _RecordingBackend(_WrappedBackend):
-    """Keeps what its last step was given, by layer.
-
-    :ivar keys: before the rotary embedding
-    :ivar rotated: queries and keys after it
-    """
-
-    def __init__(self, backend: AttentionBackend) -> None:
-        super().__init__(backend)
-        self.keys: dict[int, Tensor] = {}
-        self.rotated: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
-        return _RecordingStep(self._backend.prepare(rows), self)
-
-
-class _RecordingStep(AttentionStep):
-    def __init__(self, step: AttentionStep, records: _RecordingBackend) -> None:
-        self._step = step
-        self._records = records
-
-    def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
-        self._records.rotated[layer] = query.clone(), key.clone()
-        return self._step.forward(layer, query, key, value, sinks, relative=relative)
-
-    def rotate_and_forward(
-        self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
-    ) -> Tensor:
-        self._records.keys[layer] = query_key[:, -value.shape[1] :].clone()
-        return super().rotate_and_forward(layer, query_key, value, rotation, sinks)
-
-
 def _texts() -> tuple[str, ...]:
     """Return prose and code, two each, that any installation of one version of Python has."""
     words = prose()
     return words, inspect.getsource(tarfile), words[len(words) // 2 :], inspect.getsource(argparse)
 
 
-def _chosen(names: str | None) -> Mapping[str, KvFormat]:
+def _chosen(names: str | None) -> Mapping[str, KvFormat | Stored]:
     if names is None:
         return FORMATS
     chosen = [name.strip() for name in names.split(";")]
@@ -238,7 +178,7 @@ def _as_table(rows: dict[str, Divergence], bits: Mapping[str, float], title: str
     return table
 
 
-async def _answers(study: KvStudy, question: str, formats: Mapping[str, KvFormat]) -> dict[str, str]:
+async def _answers(study: KvStudy, question: str, formats: Mapping[str, KvFormat | Stored]) -> dict[str, str]:
     """Return the beginnings of the greedy answers."""
     messages = TextMessages().add_message(TextMessageRole.USER, question)
     answers = {}

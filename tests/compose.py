@@ -108,14 +108,14 @@ SAMPLINGS: Final = {
 STOPS: Final[Mapping[str, tuple[str, ...]]] = {"no stop string": (), "stop strings": ("e", "two", "farm")}
 _ROOMY: Final = MemoryGpuConfig.ContextSize(6000)
 _SMALL: Final = MemoryGpuConfig.ContextSize(72)
-_FP8: Final = PagedCacheType.F8E4M3
+_KINDS: Final = {"FP8": PagedCacheType.F8E4M3, "4 bits": PagedCacheType.Q4}
 MODES: Final = (
     "paged",
     "FP8",
     "no prefix cache",
     "contiguous",
     "paged, preempted",
-    "FP8, preempted",
+    "4 bits, preempted",
     "paged, preempted, pinned",
     "FP8, preempted, stored",
     "paged, two ranks",
@@ -142,7 +142,16 @@ _BEGIN: Final = "<!-- compose: begin -->"
 _END: Final = "<!-- compose: end -->"
 
 
+OVERRIDES: Final[dict[str, Any]] = {"head_dim": 32}
+"""In what the config of the llama departs from the tiny one's: 4-bit keys and values have scales of 32 elements."""
+
+
 Through: TypeAlias = Callable[[Model], AbstractAsyncContextManager[Model]]
+
+
+def llama_checkpoint(directory: Path) -> Path:
+    """Write the llama's checkpoint."""
+    return make_checkpoint("llama", directory, **OVERRIDES)
 
 
 @frozen
@@ -228,7 +237,7 @@ def _in_mode(builder: TextModelBuilder, mode: str, directory: Path) -> TextModel
     if mode.startswith("contiguous"):
         return builder.without_paged_attn()
     pool = _SMALL if _PREEMPTED in mode else _ROOMY
-    kind = _FP8 if mode.startswith("FP8") else PagedCacheType.AUTO
+    kind = _KINDS.get(_plainly(mode), PagedCacheType.AUTO)
     builder = builder.with_paged_attn(PagedAttentionMeta(block_size=4, gpu_memory=pool, cache_type=kind))
     return builder.with_prefix_cache_n(None) if mode == "no prefix cache" else builder
 
@@ -277,7 +286,7 @@ class Matrix:
         self._directory = directory
         self._stored = directory / "kv"
         builder = TextModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
-        base = build_model("llama") if base is None else base
+        base = build_model("llama", **OVERRIDES) if base is None else base
         self._builder = builder.with_adapter(write_adapter(directory / _ADAPTER, base, strength=0.05))
         self._plain: dict[tuple[str, Case], list[Any]] = {}
         self._texts: dict[tuple[str, Case], list[str]] = {}
@@ -328,7 +337,7 @@ class Matrix:
                 settings = TextSpeculativeBuilder(plain, drafter, SpeculativeConfig(gamma=2)).settings
             case "magnitudes of divided columns":
                 adapter = self._directory / "magnitudes"
-                write_adapter(adapter, build_model("llama"), targets=("lm_head",), use_dora=True)
+                write_adapter(adapter, build_model("llama", **OVERRIDES), targets=("lm_head",), use_dora=True)
                 settings = builder.with_adapter(adapter).settings
         with ranks_as_threads():
             load_parts(source, settings, read_environment({}), backends=backends).engine.close()
@@ -432,7 +441,7 @@ def main() -> None:
     """Compare everything with everything, and write the table."""
     torch.set_num_threads(1)
     with TemporaryDirectory() as directory:
-        matrix = Matrix(make_checkpoint("llama", Path(directory)))
+        matrix = Matrix(llama_checkpoint(Path(directory)))
         num_compared = 0
         for proposer, mode in itertools.product(PROPOSERS, MODES):
             num_compared += matrix.compare(proposer, mode, CASES)

@@ -129,6 +129,20 @@ def test_offsets_save_keys_with_a_bias(biased: KvStudy) -> None:
 
 
 @needs_library
+def test_the_engines_own_types_do_as_their_formats(biased: KvStudy) -> None:
+    """A search of fewer ranges, and bfloat16 scales, cost little."""
+    expected = biased.logits(TOKENS, None)
+    for stored, simulated in (
+        ("PagedCacheType.F8E4M3", "f8e4m3, measured offsets"),
+        ("PagedCacheType.Q4", "4 bits, balanced"),
+    ):
+        found, due = (
+            divergence(expected, biased.logits(TOKENS, FORMATS[name])).mean_kl for name in (stored, simulated)
+        )
+        assert 0 < found < 1.3 * due
+
+
+@needs_library
 def test_a_token_is_rounded_alone(biased: KvStudy) -> None:
     """However the text is cut, and whatever comes after."""
     biased.format = FORMATS["4 bits, balanced"]
@@ -145,7 +159,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         tokens=60,
         skip=10,
         texts=2,
-        formats="f8e4m3; 4 bits",
+        formats="f8e4m3; 4 bits; PagedCacheType.Q4",
         chat="Once upon a time",
         threads=1,
         output=tmp_path / "out.json",
@@ -156,7 +170,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert 0 < eight["mean_kl"] < four["mean_kl"]
     for name, row in report["formats"].items():
         assert row["mean_kl"] == pytest.approx(np.mean([each["mean_kl"] for each in report["texts"][name]]))
-    assert set(report["answers"]) == {"unrounded", "f8e4m3", "4 bits"}
+    assert set(report["answers"]) == {"unrounded", "f8e4m3", "4 bits", "PagedCacheType.Q4"}
+    assert report["formats"]["PagedCacheType.Q4"]["bits"] == 5
     assert "top-1" in capsys.readouterr().out
 
 

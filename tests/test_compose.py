@@ -23,6 +23,7 @@ from compose import (
     Case,
     Matrix,
     covering,
+    llama_checkpoint,
     pairs,
     some_of,
     with_table,
@@ -31,6 +32,11 @@ from test_recurrent_models import CONFIGS as RECURRENT
 from tiny import make_other_checkpoint
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "speculation.md"
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_checkpoint(tmp_path_factory.mktemp("llama"))
 
 
 def compare(directory: Path, chosen: Iterable[tuple[tuple[str, str], list[Case]]]) -> None:
@@ -45,13 +51,13 @@ def compare(directory: Path, chosen: Iterable[tuple[tuple[str, str], list[Case]]
         assert guesses or counts["drafted"] == 0
 
 
-def test_settings_go_together(tiny_checkpoint: Path) -> None:
-    compare(tiny_checkpoint, some_of(covering(2)).items())
+def test_settings_go_together(llama: Path) -> None:
+    compare(llama, some_of(covering(2)).items())
 
 
 @pytest.mark.long
-def test_all_pairs_of_settings_go_together(tiny_checkpoint: Path) -> None:
-    compare(tiny_checkpoint, covering(2).items())
+def test_all_pairs_of_settings_go_together(llama: Path) -> None:
+    compare(llama, covering(2).items())
 
 
 def test_every_setting_is_among_some_of_them() -> None:
@@ -70,8 +76,8 @@ def test_every_setting_is_among_some_of_them() -> None:
 @pytest.mark.parametrize("family", ["lfm2", pytest.param("qwen3_5_text", marks=pytest.mark.long)])
 def test_what_recurrent_layers_go_together_with(family: str, tmp_path: Path) -> None:
     """All but drafts, ranks, stored blocks and pins."""
-    checkpoint = make_other_checkpoint(family, tmp_path, **RECURRENT[family])
-    matrix = Matrix(checkpoint, base=AutoModelForCausalLM.from_pretrained(checkpoint), takes_drafts=False)
+    model = make_other_checkpoint(family, tmp_path, **RECURRENT[family], hidden_size=128, head_dim=32)
+    matrix = Matrix(model, base=AutoModelForCausalLM.from_pretrained(model), takes_drafts=False)
     for (proposer, mode), cases in covering(2).items():
         if proposer == "none" and not any(each in mode for each in ("ranks", "stored", "pinned")):
             assert matrix.compare(proposer, mode, cases) > 0
@@ -80,13 +86,13 @@ def test_what_recurrent_layers_go_together_with(family: str, tmp_path: Path) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize("proposer", PROPOSERS)
-def test_everything_goes_together(tiny_checkpoint: Path, proposer: str) -> None:
-    compare(tiny_checkpoint, [((proposer, mode), list(CASES)) for mode in MODES])
+def test_everything_goes_together(llama: Path, proposer: str) -> None:
+    compare(llama, [((proposer, mode), list(CASES)) for mode in MODES])
 
 
 @pytest.mark.parametrize("what", REFUSED_BY_RANKS)
-def test_ranks_refuse_what_they_do_not_go_together_with(tiny_checkpoint: Path, what: str) -> None:
-    matrix = Matrix(tiny_checkpoint)
+def test_ranks_refuse_what_they_do_not_go_together_with(llama: Path, what: str) -> None:
+    matrix = Matrix(llama)
     matrix.build(what, num_ranks=1)
     with pytest.raises(REFUSED_BY_RANKS[what]):
         matrix.build(what, num_ranks=2)

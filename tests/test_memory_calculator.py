@@ -14,12 +14,19 @@ import pytest
 import tiny
 from paged_sdk import IsqType, MemoryGpuConfig, PagedAttentionMeta, PagedCacheType, TextModelBuilder, plan_memory
 from paged_sdk.build.planning import weight_bits
-from paged_sdk.kv.pool_size import BlockLayout, DeviceMemory, auto_cpu_blocks, blocks_for, fp8_scale_bytes
+from paged_sdk.kv.pool_size import (
+    BlockLayout,
+    DeviceMemory,
+    auto_cpu_blocks,
+    blocks_for,
+    fp8_scale_bytes,
+    q4_scale_bytes,
+)
 
 ROOT: Final = Path(__file__).parents[1]
 SCRIPT: Final = ROOT / "docs" / "assets" / "memory.js"
 GIB: Final = 2**30
-BYTES: Final = {"bfloat16": 2, "float32": 4, "f8e4m3": 1}
+BYTES: Final = {"bfloat16": 2, "float32": 4, "f8e4m3": 1, "q4": 0.5}
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node runs the calculator, and is not there")
 
@@ -38,11 +45,13 @@ def calculated(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def layout_of(shape: dict[str, Any], cache: str, block_size: int) -> BlockLayout:
     layers, kv_heads = shape["layers"], shape["kvHeads"]
+    elements = 2 * layers * kv_heads * shape["headDim"]
+    scales = {"f8e4m3": fp8_scale_bytes(num_layers=layers, num_kv_heads=kv_heads), "q4": q4_scale_bytes(elements)}
     return BlockLayout(
         block_size=block_size,
-        elements_per_token=2 * layers * kv_heads * shape["headDim"],
+        elements_per_token=elements,
         bytes_per_element=BYTES[cache],
-        scale_bytes_per_token=fp8_scale_bytes(num_layers=layers, num_kv_heads=kv_heads) if cache == "f8e4m3" else 0,
+        scale_bytes_per_token=scales.get(cache, 0),
     )
 
 
@@ -59,7 +68,7 @@ def test_blocks_are_those_of_the_engine() -> None:
     cases: list[dict[str, Any]] = []
     expected: list[tuple[int, int]] = []
     for shape in in_node("c.MODELS").values():
-        for cache, block_size in (("bfloat16", 32), ("float32", 16), ("f8e4m3", 48)):
+        for cache, block_size in (("bfloat16", 32), ("float32", 16), ("f8e4m3", 48), ("q4", 16)):
             layout = layout_of(shape, cache, block_size)
             for kind, (given, setting) in pools.items():
                 pool = {"kind": kind, **given}
@@ -79,7 +88,7 @@ def test_blocks_are_those_of_the_engine() -> None:
 @needs_node
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "phi3"])
 def test_it_says_what_a_plan_says(family: str, tmp_path: Path) -> None:
-    model = tiny.make_checkpoint(family, tmp_path)
+    model = tiny.make_checkpoint(family, tmp_path, hidden_size=128, head_dim=32)
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     shape = {
         "layers": config["num_hidden_layers"],
@@ -88,7 +97,11 @@ def test_it_says_what_a_plan_says(family: str, tmp_path: Path) -> None:
     }
     builder = TextModelBuilder(model).with_force_cpu().with_dtype("bfloat16")
     plans, cases = [], []
-    for cache, kind in (("bfloat16", PagedCacheType.AUTO), ("f8e4m3", PagedCacheType.F8E4M3)):
+    for cache, kind in (
+        ("bfloat16", PagedCacheType.AUTO),
+        ("f8e4m3", PagedCacheType.F8E4M3),
+        ("q4", PagedCacheType.Q4),
+    ):
         meta = PagedAttentionMeta(block_size=16, gpu_memory=MemoryGpuConfig.ContextSize(1000), cache_type=kind)
         plans.append(plan_memory(builder.with_paged_attn(meta)))
         settings = {"cache": cache, "blockSize": 16, "totalBytes": GIB, "weightBytes": plans[-1].weight_bytes}
@@ -131,10 +144,10 @@ def test_the_table_is_what_the_engine_takes() -> None:
             r'"([^"]+)": \{ layers: (\d+), kvHeads: (\d+), headDim: (\d+)', script
         )
     }
-    rows = re.findall(r"^\| (\S+) \| ([\d.]+) \| ([\d.]+) \| ([\d,]+) \|$", page, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (\S+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d,]+) \|$", page, flags=re.MULTILINE)
     assert {name for name, *_ in rows} == shapes.keys()
-    for name, bfloat16, fp8, mib in rows:
-        plain, small = layout_of(shapes[name], "bfloat16", 32), layout_of(shapes[name], "f8e4m3", 32)
-        assert bfloat16 == f"{plain.block_bytes / 32 / 1024:.1f}"
-        assert fp8 == f"{small.block_bytes / 32 / 1024:.1f}"
+    for name, bfloat16, fp8, q4, mib in rows:
+        plain = layout_of(shapes[name], "bfloat16", 32)
+        for shown, cache in ((bfloat16, "bfloat16"), (fp8, "f8e4m3"), (q4, "q4")):
+            assert shown == f"{layout_of(shapes[name], cache, 32).block_bytes / 32 / 1024:.1f}"
         assert mib == f"{8192 // 32 * plain.block_bytes / 2**20:,.0f}"

@@ -94,6 +94,7 @@ MODES: Final[dict[str, Callable[[TextModelBuilder], TextModelBuilder]]] = {
     "plain": lambda builder: builder,
     "bfloat16": lambda builder: builder.with_dtype("bfloat16"),
     "FP8": lambda builder: builder.with_paged_attn(meta(cache_type=PagedCacheType.F8E4M3)),
+    "4 bits": lambda builder: builder.with_paged_attn(meta(cache_type=PagedCacheType.Q4)),
     "quantized": lambda builder: builder.with_isq(IsqType.Q8_0),
     "small chunks": lambda builder: builder.with_max_num_batched_tokens(5),
     "speculation": lambda builder: builder.with_speculation(SpeculativeConfig(3)),
@@ -105,6 +106,8 @@ MODES: Final[dict[str, Callable[[TextModelBuilder], TextModelBuilder]]] = {
 async def test_the_next_model_reads_what_the_first_has_computed(
     mode: str, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
+    if mode == "4 bits":
+        tiny_checkpoint = tiny.make_checkpoint("llama", tmp_path / "model", head_dim=32)
     first, second = await twice(MODES[mode](builder_of(tiny_checkpoint)), tmp_path / "kv")
     assert (cached(first), cached(second)) == (0, WHOLE)
     assert said(second) == said(first)

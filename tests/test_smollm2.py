@@ -12,9 +12,24 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from benchmarks.divergence import divergence
+from benchmarks.inside import open_engine
+from benchmarks.kv_formats import FORMATS
+from benchmarks.kv_study import KvStudy
+from benchmarks.prompts import prose
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from paged_sdk import Conversation, GgufModelBuilder, MemoryGpuConfig, Model, PagedAttentionMeta, SamplingParams
+from native_weights import needs_library
+from paged_sdk import (
+    Conversation,
+    GgufModelBuilder,
+    MemoryGpuConfig,
+    Model,
+    PagedAttentionMeta,
+    PagedCacheType,
+    SamplingParams,
+    TextModelBuilder,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.smollm2]
 
@@ -86,13 +101,28 @@ async def test_a_chat_makes_sense_and_the_second_turn_is_cached(smollm2: Path) -
         assert cached > 0
 
 
-async def test_fp8_keys_and_values_answer_too(smollm2: Path) -> None:
-    from paged_sdk import PagedAttentionMeta, PagedCacheType
-
-    meta = PagedAttentionMeta(cache_type=PagedCacheType.F8E4M3)
+@pytest.mark.parametrize("cache_type", [PagedCacheType.F8E4M3, PagedCacheType.Q4])
+async def test_codes_of_keys_and_values_answer_too(cache_type: PagedCacheType, smollm2: Path) -> None:
+    meta = PagedAttentionMeta(cache_type=cache_type)
     async with GgufModelBuilder(smollm2).with_paged_attn(meta).with_force_cpu().build() as model:
         answer = await ask(model, "Name the capital of France.")
     assert "Paris" in answer
+
+
+@needs_library
+def test_four_bits_lose_little_where_plain_ones_lose_more(smollm2: Path) -> None:
+    """Mean KL against unrounded keys and values over 200 tokens of prose; measured: 0.019 and 0.052, for FP8 0.0021 and
+    0.0027.
+    """
+    study = KvStudy(open_engine(TextModelBuilder(smollm2).with_force_cpu().with_dtype("float32")))
+    tokens = study.engine.parts.text.tokenizer.encode(prose(), add_special_tokens=False)[:240]
+    expected = study.logits(tokens, None)[40:]
+    kl = {
+        name: divergence(expected, study.logits(tokens, FORMATS[name])[40:]).mean_kl
+        for name in ("PagedCacheType.Q4", "4 bits", "PagedCacheType.F8E4M3", "f8e4m3")
+    }
+    assert kl["PagedCacheType.Q4"] < min(0.025, 0.5 * kl["4 bits"])
+    assert kl["PagedCacheType.F8E4M3"] < kl["f8e4m3"]
 
 
 async def ask(model: Model, question: str) -> str:

@@ -114,12 +114,12 @@ def make_batch(
     max_context_len = max_context_len or length + more_keys
     shape = (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     caches = [torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2)]
-    scales: tuple[Tensor, ...] = ()
+    k_scale = v_scale = None
     if quantized:
         key, value = (cache.flatten(0, 1) for cache in caches)
         caches = [torch.empty(shape, dtype=torch.float8_e4m3fn, device=device) for _ in range(2)]
-        scales = tuple(torch.empty(shape[:-1], device=device) for _ in range(2))
-        reshape_and_cache(key, value, caches[0], caches[1], torch.arange(len(key), device=device), *scales)
+        k_scale, v_scale = (torch.empty(shape[:-1], device=device) for _ in range(2))
+        reshape_and_cache(key, value, caches[0], caches[1], torch.arange(len(key), device=device), k_scale, v_scale)
     query = torch.randn(num_rows * num_tokens, NUM_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=device)
     blocks = torch.randperm(num_blocks, device=device).int()
     tables = torch.zeros(num_rows, -(-max_context_len // BLOCK_SIZE), dtype=torch.int32, device=device)
@@ -135,7 +135,8 @@ def make_batch(
         max_seqlen_q=num_tokens,
         max_context_len=max_context_len,
     )
-    return Batch(query, LayerCache(*caches, *scales), rows, num_rows, num_tokens, length, more_keys)
+    cache = LayerCache(caches[0], caches[1], k_scale, v_scale)
+    return Batch(query, cache, rows, num_rows, num_tokens, length, more_keys)
 
 
 def prefill_references(batch: Batch, device: torch.device) -> dict[str, float]:

@@ -23,12 +23,12 @@ const WEIGHT_BITS = {
   Q2K: 2.625,
 };
 
-const CACHE_BYTES = { bfloat16: 2, float32: 4, f8e4m3: 1 };
+const CACHE_BYTES = { bfloat16: 2, float32: 4, f8e4m3: 1, q4: 0.5 };
 
 // What a model's KV pool takes. `pool.kind` is "tokens", "mib", "share" or "automatic" (the CPU's default).
 function memoryPlan({ layers, kvHeads, headDim, cache, blockSize, pool, totalBytes, weightBytes }) {
   const elements = 2 * layers * kvHeads * headDim;
-  const scales = cache === "f8e4m3" ? 2 * layers * kvHeads * 4 : 0;
+  const scales = { f8e4m3: 2 * layers * kvHeads * 4, q4: elements / 8 }[cache] || 0;
   const blockBytes = blockSize * (elements * CACHE_BYTES[cache] + scales);
   const free = Math.max(0, totalBytes - weightBytes);
   let numBlocks;

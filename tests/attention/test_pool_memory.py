@@ -56,7 +56,8 @@ def resident(tensors: list[torch.Tensor]) -> int:
 def test_memory_grows_with_the_blocks_that_are_used(cache_type: PagedCacheType) -> None:
     settings = PoolSettings(block_size=32, dtype=torch.bfloat16, device=torch.device("cpu"), cache_type=cache_type)
     ctypes.CDLL(None).malloc_trim(0)  # what other tests have freed may be large enough for a tensor, and in memory
-    pool = PagedBackend(CONFIG, settings, 4096)
+    num_blocks = 8192 if cache_type is PagedCacheType.Q4 else 4096
+    pool = PagedBackend(CONFIG, settings, num_blocks)
     tensors = large_tensors(pool)
     num_bytes = sum(tensor.nbytes for tensor in tensors)
     assert num_bytes >= 512 * MIB
@@ -64,6 +65,6 @@ def test_memory_grows_with_the_blocks_that_are_used(cache_type: PagedCacheType) 
     for count in (256, 1024):
         for tensor in tensors:
             tensor[:count].view(torch.uint8).fill_(1)
-        used, share = resident(tensors), num_bytes * count // 4096
+        used, share = resident(tensors), num_bytes * count // num_blocks
         # A page of 2 MiB, where the system gives such, may lie partly in blocks that nobody uses.
         assert share - 8 * MIB <= used <= share + 8 * MIB + len(tensors) * 2 * MIB

@@ -47,6 +47,8 @@ _RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {
 """Families with recurrent layers: they take no drafts, and the last bits of a row depend on the rows beside it."""
 _WIDE: Final = {"hidden_size": 256, "intermediate_size": 256}
 """Blocks of 256 weights need rows that are as long; narrower ones are quantized to another type."""
+_HEADS_OF_32: Final = {"hidden_size": 128, "head_dim": 32}
+"""4-bit keys and values have scales of 32 elements."""
 _PROPOSERS: Final = (
     "forced tokens",
     "suffix",
@@ -110,7 +112,7 @@ class Configuration:
 
     :ivar weights: a dtype, or what the weights are quantized to while loading
     :ivar is_wide: whether rows are long enough for blocks of 256 weights
-    :ivar cache: "auto" or "f8e4m3" of a pool of blocks, or "contiguous"
+    :ivar cache: "auto", "f8e4m3" or "q4" of a pool of blocks, or "contiguous"
     :ivar num_longest: how many texts of the longest kind the pool has room for
     :ivar budget: the most tokens of one step
     :ivar proposer: who guesses tokens
@@ -136,7 +138,9 @@ class Configuration:
     @classmethod
     def draw(cls, rng: random.Random) -> Configuration:
         family = rng.choice((*tiny.FAMILIES, rng.choice(_VISION), rng.choice(tuple(_RECURRENT))))
-        cache = rng.choice(("auto", "auto", "f8e4m3", "f8e4m3", _CONTIGUOUS))
+        cache = rng.choice(("auto", "auto", "f8e4m3", "q4", _CONTIGUOUS))
+        if cache == "q4" and family not in tiny.FAMILIES:  # whose heads have 16 elements
+            cache = "f8e4m3"
         # Without one arithmetic for every row count, coarser numbers would turn other last bits into other tokens.
         is_coarse = cache != _CONTIGUOUS and family not in _RECURRENT
         weights = rng.choice((*_DTYPES, *rng.sample(_TYPES, 3))) if is_coarse else "float32"
@@ -185,7 +189,8 @@ class Configuration:
     @property
     def overrides(self) -> dict[str, Any]:
         """Return in what the model's config departs from the family's."""
-        return dict(_WIDE) if self.is_wide else {}
+        of_heads = dict(_HEADS_OF_32) if self.cache == "q4" else {}
+        return of_heads | (dict(_WIDE) if self.is_wide else {})
 
     def plain(self) -> Configuration:
         """Return the one with room for everything, in which nothing is cached, cut or guessed."""
@@ -309,7 +314,8 @@ class Checkpoints:
         """Return a model that guesses otherwise."""
         directory = self._directory / f"drafter-{vocab_size}"
         if not directory.exists():
-            tiny.make_checkpoint("llama", directory, seed=1, vocab_size=vocab_size, num_hidden_layers=1)
+            sizes: dict[str, Any] = {"vocab_size": vocab_size, "num_hidden_layers": 1, "head_dim": 32}
+            tiny.make_checkpoint("llama", directory, seed=1, **sizes)
         return directory
 
     def adapter(self, content: AdapterContent, configuration: Configuration) -> Path:

@@ -17,19 +17,34 @@ from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, native_paged_attention
+from paged_sdk.kernels.q4 import dequantize_q4, quantize_q4
 
 pytestmark = needs_library
 
 BLOCK_SIZE = 16
 OUTPUT_ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2.0**-8}
 """What storing a result adds, in proportion to it: bfloat16 has 8 bits, and what is rounded is itself a little off."""
-CACHE_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
+CACHE_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.uint8]
+CODES = [torch.float8_e4m3fn, torch.uint8]
+"""Dtypes of codes with scales: of f8e4m3, and of 4 bits."""
 
 
-def _quantized(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize keys or values ``[num_blocks, ...]``, so few at a time that what is made of them stays in the cache."""
-    codes, scales = zip(*map(quantize_f8e4m3, torch.split(vectors, 64)), strict=True)
-    return torch.cat(codes), torch.cat(scales)
+def caches(*heads: tuple[int, int, int]) -> list[tuple[torch.dtype, tuple[int, int, int]]]:
+    """Return the dtypes of caches with each of the heads. 4-bit codes are of 32 elements each."""
+    return [(dtype, each) for dtype in CACHE_DTYPES for each in heads if dtype != torch.uint8 or each[2] % 32 == 0]
+
+
+def _quantized(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantize keys or values ``[num_blocks, ...]``, so few at a time that what is made of them stays in the cache.
+
+    Returns the codes, their scales, and what they stand for in float64.
+    """
+    quantize = quantize_q4 if dtype == torch.uint8 else quantize_f8e4m3
+    parts = zip(*map(quantize, torch.split(vectors, 64)), strict=True)
+    codes, scales = (torch.cat(part) for part in parts)
+    if dtype == torch.uint8:
+        return codes, scales, dequantize_q4(codes, scales, torch.float64)
+    return codes, scales, codes.double() * scales.double()[..., None]
 
 
 @frozen(eq=False)
@@ -55,7 +70,7 @@ class Attended:
 class Case:
     """Holds sequences with random keys and values in shuffled pages; unused slots hold NaN.
 
-    :param offset: the size of the offset that is subtracted from the keys of an f8e4m3 cache; None: there is none
+    :param offset: the size of the offset that is subtracted from the keys of a quantized cache; None: there is none
     """
 
     def __init__(
@@ -89,14 +104,16 @@ class Case:
                 if self._bidirectional_from[s] >= 0:
                     oldest = min(oldest, self._bidirectional_from[s])
                 tables[s, : oldest // BLOCK_SIZE] = -(1 << 30)
-        if dtype == torch.float8_e4m3fn:
-            (k_codes, k_scale), (v_codes, v_scale) = _quantized(key), _quantized(value)
+        if dtype in CODES:
+            (k_codes, k_scale, stored_key), (v_codes, v_scale, stored_value) = (
+                _quantized(vectors, dtype) for vectors in (key, value)
+            )
             offsets = None
             if offset is not None:
                 num_spans = -(-max(context for _, context in lengths) // KEY_SPAN)
                 offsets = offset * torch.randn(num_spans, *size[2:], generator=generator)
             self.cache = LayerCache(k_codes, v_codes, k_scale, v_scale, offsets)
-            key, value = (c.double() * s.double()[..., None] for c, s in ((k_codes, k_scale), (v_codes, v_scale)))
+            key, value = stored_key, stored_value
         else:
             self.cache = LayerCache(key.to(dtype), value.to(dtype))
             key, value = self.cache.key.double(), self.cache.value.double()
@@ -209,8 +226,7 @@ MIXED = [(1, 1), (1, 37), (5, 300), (1, 128), (70, 70), (130, 400), (3, 3), (1, 
 
 
 @every_level
-@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
-@pytest.mark.parametrize("heads", [(4, 4, 32), (6, 2, 64), (7, 1, 48), (2, 2, 16)], ids=str)
+@pytest.mark.parametrize(("dtype", "heads"), caches((4, 4, 32), (6, 2, 64), (7, 1, 48), (2, 2, 16)), ids=str)
 def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
     case = made_once(AttentionShape(*heads, scale=heads[2] ** -0.5), tuple(MIXED), dtype)
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
@@ -220,9 +236,12 @@ def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]
 @every_level
 @pytest.mark.parametrize("window", [None, 150])
 @pytest.mark.parametrize("softcap", [None, 30.0])
-def test_keys_stored_without_their_offsets(isa: str, softcap: float | None, window: int | None) -> None:
-    shape = AttentionShape(6, 2, 48, scale=0.15, window=window, softcap=softcap)
-    case = made_once(shape, tuple(MIXED), torch.float8_e4m3fn, offset=2.0)
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float8_e4m3fn, 48), (torch.uint8, 96)], ids=str)
+def test_keys_stored_without_their_offsets(
+    isa: str, dtype: torch.dtype, head_dim: int, softcap: float | None, window: int | None
+) -> None:
+    shape = AttentionShape(6, 2, head_dim, scale=0.15, window=window, softcap=softcap)
+    case = made_once(shape, tuple(MIXED), dtype, offset=2.0)
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
     case.check(got)
 
@@ -287,10 +306,11 @@ def test_bfloat16_queries_and_strided_rows(isa: str) -> None:
 
 @every_level
 @pytest.mark.parametrize("window", [None, 100])
-def test_a_tokens_result_depends_on_no_batch_chunk_or_thread(isa: str, window: int | None) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8], ids=str)
+def test_a_tokens_result_depends_on_no_batch_chunk_or_thread(isa: str, dtype: torch.dtype, window: int | None) -> None:
     """One prompt of 300 tokens, whole, in chunks, and token by token, beside other sequences or alone."""
     shape = AttentionShape(6, 2, 32, scale=0.3, window=window)
-    case = Case(AttentionShape(6, 2, 32, scale=0.3), [(300, 300), (1, 90)], torch.bfloat16)
+    case = Case(AttentionShape(6, 2, 32, scale=0.3), [(300, 300), (1, 90)], dtype)
     whole = native_paged_attention(workspace(isa), case.query, case.cache, case.batch, shape)
     tables = case.batch.block_tables
     for chunks in ([150, 150], [1] * 300, [97, 3, 8, 9, 183]):

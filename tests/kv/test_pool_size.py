@@ -13,6 +13,7 @@ from paged_sdk.kv.pool_size import (
     auto_cpu_blocks,
     blocks_for,
     fp8_scale_bytes,
+    q4_scale_bytes,
 )
 
 MIB = 2**20
@@ -37,6 +38,15 @@ def test_fp8_counts_one_float32_scale_per_layer_kv_head_and_k_or_v() -> None:
     layout = BlockLayout(block_size=32, elements_per_token=65_536, bytes_per_element=1, scale_bytes_per_token=scales)
     assert layout.block_bytes == 2_162_688
     assert blocks_for(MemoryGpuConfig.MB(1024), layout, ROOMY) == 496
+
+
+def test_four_bits_count_a_scale_and_a_minimum_per_32_elements() -> None:
+    # Half a byte for each of 65,536 elements, and 2,048 times two of 16 bits: 32 KiB and 8 KiB.
+    scales = q4_scale_bytes(65_536)
+    assert scales == 8192
+    layout = BlockLayout(block_size=32, elements_per_token=65_536, bytes_per_element=0.5, scale_bytes_per_token=scales)
+    assert layout.block_bytes == 32 * 40 * 1024
+    assert blocks_for(MemoryGpuConfig.MB(1024), layout, ROOMY) == 819
 
 
 @pytest.mark.parametrize(

@@ -185,8 +185,9 @@ void compare_attention(Levels& levels, const paged_heads& heads, bool with_offse
 }
 
 void compare_attention(Levels& levels) {
-  for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT16, PAGED_FLOAT8_E4M3}) {
-    for (const int size : {48, 64}) {
+  for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT16, PAGED_FLOAT8_E4M3, PAGED_Q4}) {
+    const bool coded = cache == PAGED_FLOAT8_E4M3 || cache == PAGED_Q4;
+    for (const int size : {cache == PAGED_Q4 ? 96 : 48, 64}) {
       const paged_heads plain{6, 2, size, 16, cache, 0, 0, 0.125f, 0.0f, PAGED_FLOAT32_PRODUCTS, nullptr};
       const float sinks[6] = {-1.0f, 0.0f, 0.5f, 1.0f, 2.0f, 3.0f};
       paged_heads in_pairs = plain, windowed = plain, capped = plain, sunk = plain;
@@ -198,7 +199,7 @@ void compare_attention(Levels& levels) {
       sunk.sinks = sinks;
       for (const paged_heads& heads : {plain, in_pairs, windowed, reaching, capped, sunk})
         for (const bool bidirectional : {false, true})
-          compare_attention(levels, heads, cache == PAGED_FLOAT8_E4M3 && heads.window == 0, bidirectional);
+          compare_attention(levels, heads, coded && heads.window == 0, bidirectional);
     }
   }
 }
@@ -265,6 +266,8 @@ void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_
   for (size_t i = 0; i < sines.size(); ++i) cosines[i] = std::cos(0.1f * i), sines[i] = std::sin(0.1f * i);
   const paged_rope rope{cosines.data(), sines.data(), kHeadDim / 2, 0};
   const std::vector<int64_t> slots = batch.slots(heads.block_size);
+  std::vector<float> factors = random.normal(heads.num_kv_heads * kHeadDim);
+  for (float& factor : factors) factor = std::exp2(factor);
 
   paged_layer layer{};
   layer.qkv[0] = weights.query.packed, layer.qkv[1] = weights.key.packed, layer.qkv[2] = weights.value.packed;
@@ -286,6 +289,7 @@ void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_
     Cache first = cache, second = cache;
     paged_layer layers[2] = {layer, layer};
     layers[0].cache = first.pages(), layers[1].cache = second.pages();
+    for (paged_layer& each : layers) each.cache.key_factors = cache_dtype == PAGED_Q4 ? factors.data() : nullptr;
     std::vector<float> out = hidden;
     paged_decoder_args args{};
     args.hidden = out.data();
@@ -307,7 +311,7 @@ void compare_layers(Levels& levels, int32_t format) {
   const LayerWeights weights(format, random);
   const bool pairs = format == PAGED_DENSE_BFLOAT16, has_experts = format < kInHadamard;
   if (has_experts) compare_experts(levels, weights, {kCodes, pairs});
-  for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT8_E4M3}) {
+  for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT8_E4M3, PAGED_Q4}) {
     const bool no_codes = format == PAGED_DENSE_FLOAT32 && cache == PAGED_FLOAT32;
     const Bound bound{no_codes ? 20 * kSums : kTwoLayers, pairs};
     for (const bool alone : {false, true}) {

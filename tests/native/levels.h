@@ -189,12 +189,17 @@ struct Batch {
 };
 
 struct Cache {
-  std::vector<uint8_t> key, value;
-  std::vector<float> key_scale, value_scale;
+  std::vector<uint8_t> key, value, key_scale, value_scale;
 
   Cache(const paged_heads& heads, int num_blocks, Random& random) {
     const int64_t vectors = static_cast<int64_t>(num_blocks) * heads.block_size * heads.num_kv_heads;
+    const bool q4 = heads.cache_dtype == PAGED_Q4;
     for (std::vector<uint8_t>* each : {&key, &value}) {
+      if (q4) {
+        each->resize(vectors * heads.head_dim / 2);
+        for (uint8_t& codes : *each) codes = static_cast<uint8_t>(random.bits());
+        continue;
+      }
       if (heads.cache_dtype != PAGED_FLOAT8_E4M3) {
         *each = as_dtype(random.normal(vectors * heads.head_dim), heads.cache_dtype);
         continue;
@@ -205,13 +210,19 @@ struct Cache {
         while ((code & 0x7f) == 0x7f);  // NaN
       }
     }
-    for (std::vector<float>* each : {&key_scale, &value_scale})
-      for (int64_t i = 0; i < vectors; ++i) each->push_back(0.004f * (1.0f + 0.1f * std::fabs(random.normal())));
+    for (std::vector<uint8_t>* each : {&key_scale, &value_scale}) {
+      std::vector<float> scales;
+      for (int64_t i = 0; i < vectors * (q4 ? heads.head_dim / 32 : 1); ++i) {
+        const float varied = 1.0f + 0.1f * std::fabs(random.normal());
+        scales.push_back(varied * (q4 ? 0.25f : 0.004f));
+        if (q4) scales.push_back(-1.9f * varied);  // a minimum: codes up to 15 are of either sign
+      }
+      *each = as_dtype(scales, q4 ? PAGED_BFLOAT16 : PAGED_FLOAT32);
+    }
   }
   paged_cache pages() const {
     const auto bytes = [](const std::vector<uint8_t>& v) { return const_cast<uint8_t*>(v.data()); };
-    const auto floats = [](const std::vector<float>& v) { return const_cast<float*>(v.data()); };
-    return {bytes(key), bytes(value), floats(key_scale), floats(value_scale), nullptr};
+    return {bytes(key), bytes(value), bytes(key_scale), bytes(value_scale), nullptr, nullptr};
   }
 };
 

@@ -324,6 +324,7 @@ FORMS: dict[str, Callable[[Path], Any]] = {
     "float32": _dense,
     "contiguous": lambda directory: _dense(directory).without_paged_attn(),
     "FP8": lambda directory: _dense(directory).with_paged_attn(PagedAttentionMeta(cache_type=PagedCacheType.F8E4M3)),
+    "4 bits": lambda directory: _dense(directory).with_paged_attn(PagedAttentionMeta(cache_type=PagedCacheType.Q4)),
     "bfloat16": lambda directory: _dense(directory).with_dtype("bfloat16"),
     "Q8_0": lambda directory: _gguf(directory, "Q8_0"),
     "Q8_0 decoded": lambda directory: _gguf(directory, "Q8_0").with_dtype("float32"),

@@ -13,7 +13,7 @@ from loopback import remotely
 
 from adapter_files import write_adapter
 from caught_errors import KnownError, goes_when_caught
-from compose import CASES, MODES, PROPOSERS, Matrix, covering
+from compose import CASES, MODES, PROPOSERS, Matrix, covering, llama_checkpoint
 from paged_sdk import (
     ConfigError,
     Constraint,
@@ -235,7 +235,7 @@ async def face_of(model: Model) -> AsyncIterator[Model]:
 
 def test_drafts_constraints_and_samplings_go_through(tmp_path: Path) -> None:
     """Cases are those of tests/compose.py, some of each."""
-    matrix = Matrix(make_checkpoint("llama", tmp_path), through=face_of)
+    matrix = Matrix(llama_checkpoint(tmp_path), through=face_of)
     cases = covering(2)["all", "paged"] + covering(2)["none", "paged"]
     assert matrix.compare("all", "paged", cases) > 0
 
@@ -243,7 +243,7 @@ def test_drafts_constraints_and_samplings_go_through(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_everything_goes_through(tmp_path: Path, mode: str) -> None:
-    matrix = Matrix(make_checkpoint("llama", tmp_path), through=face_of)
+    matrix = Matrix(llama_checkpoint(tmp_path), through=face_of)
     for proposer in PROPOSERS:
         assert matrix.compare(proposer, mode, CASES) > 0
 

@@ -16,6 +16,7 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kernels.attention_inputs import LayerCache, Precision, ScoreOptions
+from paged_sdk.kernels.kv_basis import KvBasis
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.paged_attention import AttentionShape
 from paged_sdk.kernels.step import AttentionStep
@@ -41,8 +42,9 @@ class AttentionSetup:
     :ivar workspace: scratch memory of the native CPU kernels; None if the native library is unavailable
     :ivar precision: the lowest precision in which attention on the CPU may multiply
     :ivar has_bidirectional: whether any tokens attend bidirectionally: those within an image, or the whole sequence
-    :ivar key_offsets: per layer, the offsets that are subtracted from keys before they are stored in FP8
+    :ivar key_offsets: per layer, the offsets that are subtracted from keys before they are stored as codes
         (:mod:`paged_sdk.kernels.key_offsets`)
+    :ivar bases: per layer, the basis of stored keys and values, in which the offsets are too; empty: the heads' own
     """
 
     model: DecoderConfig
@@ -53,6 +55,7 @@ class AttentionSetup:
     precision: Precision = Precision.FLOAT32
     has_bidirectional: bool = False
     key_offsets: Sequence[Tensor] = ()
+    bases: Sequence[KvBasis] = ()
 
     def of_layers(self, layers: Sequence[int], device: torch.device) -> AttentionSetup:
         """Return the setup of a backend that keeps only these layers' KV, on the given device."""
@@ -61,6 +64,7 @@ class AttentionSetup:
             model=self.model.of_layers(layers),
             device=device,
             key_offsets=tuple(self.key_offsets[layer] for layer in layers) if self.key_offsets else (),
+            bases=tuple(self.bases[layer] for layer in layers) if self.bases else (),
         )
 
     @property
@@ -72,6 +76,7 @@ class AttentionSetup:
             device=self.device,
             cache_type=self.engine.cache_type,
             key_offsets=self.key_offsets,
+            bases=self.bases,
         )
 
 
@@ -192,6 +197,13 @@ class AttentionBackend(ABC):
     def block_tensors(self) -> Sequence[Tensor]:
         """Return the tensors of all layers whose first dimension is the block; none if KV is not in blocks."""
         return ()
+
+    @property
+    def code(self) -> bytes:
+        """Return what the content of blocks depends on beside the model and its settings: a hash of measured offsets
+        and bases; empty if there are none.
+        """
+        return b""
 
     @property
     def native_pages(self) -> NativePages | None:

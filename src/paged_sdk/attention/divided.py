@@ -79,6 +79,11 @@ class DividedBackend(AttentionBackend):
         return [tensor for part in self.parts.values() for tensor in part.block_tensors]
 
     @property
+    def code(self) -> bytes:
+        """Return those of all devices."""
+        return b"".join(part.code for part in self.parts.values())
+
+    @property
     def windows(self) -> Sequence[int | None]:
         """See :attr:`AttentionBackend.windows`."""
         return tuple(dict.fromkeys(window for part in self.parts.values() for window in part.windows))

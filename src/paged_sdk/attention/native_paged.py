@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionSetup, KvStorage, NativePages
+from paged_sdk.attention.in_basis import in_basis
 from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
@@ -116,7 +117,7 @@ class NativePagedBackend(PagedBackend):
             read = cumulated(torch.tensor([part.num_logits for part in parts]))
         native_rows = NativeRows(torch.from_numpy(arrays.slot_mapping), batch, num_generating, read)
         positions = None if self._max_positions is None else self._where_offsets(new_positions(rows))
-        return _NativePagedStep(self._pages, native_rows, positions)
+        return in_basis(_NativePagedStep(self._pages, native_rows, positions), self._layers)
 
 
 def _by_form(rows: Sequence[StepRow], *, is_bidirectional: bool) -> tuple[list[StepRow], list[bool], list[int], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from itertools import accumulate
 from typing import Final
 
@@ -13,6 +14,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, layer_scores
+from paged_sdk.attention.in_basis import in_basis
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import OutOfMemoryError
@@ -42,7 +44,7 @@ class PagedBackend(AttentionBackend):
 
     :param num_blocks: number of blocks in the pool
     :raises OutOfMemoryError: the pool cannot be allocated
-    :raises ConfigError: the settings' key offsets do not fit
+    :raises ConfigError: the settings' key offsets or bases do not fit
     """
 
     def __init__(self, config: DecoderConfig, settings: PoolSettings, num_blocks: int) -> None:
@@ -52,21 +54,13 @@ class PagedBackend(AttentionBackend):
         self._block_size = settings.block_size
         self._device = settings.device
         self._windows = tuple(dict.fromkeys(config.sliding_windows))
-        shape = (num_blocks, settings.block_size, config.num_kv_heads, config.head_dim)
-        stored, device = settings.stored_dtype, settings.device
         try:
             self._layers = tuple(
-                LayerCache(
-                    key=torch.empty(shape, dtype=stored, device=device),
-                    value=torch.empty(shape, dtype=stored, device=device),
-                    k_scale=torch.empty(shape[:3], device=device) if settings.quantized else None,
-                    v_scale=torch.empty(shape[:3], device=device) if settings.quantized else None,
-                    key_offsets=offsets,
-                )
-                for offsets in settings.key_offsets or (None,) * config.num_layers
+                settings.pages(layer, num_blocks, config.num_kv_heads, config.head_dim)
+                for layer in range(config.num_layers)
             )
         except RuntimeError as error:
-            needed = num_blocks * settings.block_size * config.kv_elements_per_token * stored.itemsize
+            needed = num_blocks * settings.block_size * config.kv_elements_per_token * settings.stored_dtype.itemsize
             raise OutOfMemoryError(
                 f"cannot allocate {num_blocks} KV blocks of {settings.block_size} tokens: {needed} bytes", needed=needed
             ) from error
@@ -83,6 +77,17 @@ class PagedBackend(AttentionBackend):
         return [tensor for layer in self._layers for tensor in layer.tensors]
 
     @property
+    def code(self) -> bytes:
+        """See :attr:`AttentionBackend.code`. Of the offsets, those of the first span suffice: they show all vectors."""
+        digest = sha256()
+        for layer in self._layers:
+            if layer.key_offsets is not None:
+                digest.update(layer.key_offsets[:1].cpu().numpy().tobytes())
+            if layer.basis is not None:
+                digest.update(layer.basis.factors.cpu().numpy().tobytes())
+        return digest.digest()
+
+    @property
     def windows(self) -> Sequence[int | None]:
         """See :attr:`AttentionBackend.windows`."""
         return self._windows
@@ -92,7 +97,8 @@ class PagedBackend(AttentionBackend):
         slot_mapping = self._new_slots(rows)
         plans = {window: self._plan(rows, window) for window in self._windows}
         positions = self._where_offsets(new_positions(rows))
-        return _PagedStep(self._scores, self._layers, self._tensor(slot_mapping), positions, plans)
+        step = _PagedStep(self._scores, self._layers, self._tensor(slot_mapping), positions, plans)
+        return in_basis(step, self._layers)
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy whole blocks, including unused slots."""

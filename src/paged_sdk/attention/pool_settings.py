@@ -9,6 +9,9 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.kernels.attention_inputs import LayerCache
+from paged_sdk.kernels.checks import scales_of
+from paged_sdk.kernels.kv_basis import KvBasis
 
 __all__ = ["PoolSettings"]
 
@@ -19,10 +22,10 @@ class PoolSettings:
 
     :ivar block_size: tokens per block
     :ivar dtype: dtype of keys and values
-    :ivar cache_type: ``AUTO`` stores ``dtype``; ``F8E4M3`` stores bytes with a float32 scale per token and KV head
+    :ivar cache_type: ``AUTO`` stores ``dtype``; the others store codes with scales
     :ivar key_offsets: per layer ``[num_spans, num_kv_heads, head_dim]`` float32, up to the longest context: the offsets
-        that are subtracted from stored keys (:mod:`paged_sdk.kernels.key_offsets`). For ``F8E4M3`` only; empty: no
-        offsets
+        that are subtracted from stored keys (:mod:`paged_sdk.kernels.key_offsets`). For codes only; empty: no offsets
+    :ivar bases: per layer, the basis of stored keys and values, in which the offsets are too; empty: the heads' own
     """
 
     block_size: int
@@ -30,13 +33,28 @@ class PoolSettings:
     device: torch.device
     cache_type: PagedCacheType = PagedCacheType.AUTO
     key_offsets: Sequence[Tensor] = ()
-
-    @property
-    def quantized(self) -> bool:
-        """Return whether keys and values are stored as codes with scales."""
-        return self.cache_type is PagedCacheType.F8E4M3
+    bases: Sequence[KvBasis] = ()
 
     @property
     def stored_dtype(self) -> torch.dtype:
         """Return the dtype of the pool's elements."""
-        return torch.float8_e4m3fn if self.quantized else self.dtype
+        return {PagedCacheType.F8E4M3: torch.float8_e4m3fn, PagedCacheType.Q4: torch.uint8}.get(
+            self.cache_type, self.dtype
+        )
+
+    def pages(self, layer: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> LayerCache:
+        """Allocate the pages of a layer.
+
+        :raises RuntimeError: torch cannot allocate them
+        :raises ConfigError: ``head_dim``, the offsets or the basis do not fit
+        """
+        dtype = self.stored_dtype
+        shape = (num_blocks, self.block_size, num_kv_heads, head_dim // 2 if dtype == torch.uint8 else head_dim)
+        key, value = (torch.empty(shape, dtype=dtype, device=self.device) for _ in range(2))
+        basis = self.bases[layer] if self.bases else None
+        if self.cache_type is PagedCacheType.AUTO:
+            return LayerCache(key, value, basis=basis)
+        of_scales, (scale_dtype,) = scales_of(shape, dtype)
+        k_scale, v_scale = (torch.empty(of_scales, dtype=scale_dtype, device=self.device) for _ in range(2))
+        offsets = self.key_offsets[layer] if self.key_offsets else None
+        return LayerCache(key, value, k_scale, v_scale, offsets, basis)

@@ -17,6 +17,7 @@ from paged_sdk.attention.block_tables import BlockTables
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.flash_prefill import PrefillRows
 from paged_sdk.kernels.key_offsets import subtract_key_offsets
@@ -81,7 +82,7 @@ def choose_prefills(config: DecoderConfig, settings: PoolSettings) -> dict[int |
                 scale=config.attention_scale,
                 window=window,
                 softcap=config.attention_softcap,
-                quantized=settings.quantized,
+                quantized=settings.cache_type is PagedCacheType.F8E4M3,
             )
         )
         for window in dict.fromkeys(config.sliding_windows)

@@ -191,9 +191,9 @@ def _load(
         environment=loading.environment,
         more_files=() if loading.encoder is None else (loading.encoder.path,),
     )
-    storage = make_storage(loaded, config, loading.workspace)
     if followers is not None:
         followers.join(loading.check_cancelled)
+    storage = make_storage(loaded, config, loading.workspace)  # may run the model
     loading.check_cancelled()
     processors = default_processors(
         model.config.vocab_size,
@@ -222,7 +222,7 @@ def _load(
         group=group if on_devices else None,
     )
     queue, images = _images(loaded, config)
-    files = open_files(loaded)
+    files = open_files(loaded, backend.code)
     blocks = None if files is None else StoredBlocks(files, BlockContent(backend.block_tensors))
     runner = ModelRunner(
         fused,

@@ -23,6 +23,7 @@ from paged_sdk.kv.pool_size import (
     auto_cpu_blocks,
     blocks_for,
     fp8_scale_bytes,
+    q4_scale_bytes,
 )
 from paged_sdk.kv.states import StatefulKvManager
 from paged_sdk.logs import get_logger
@@ -123,6 +124,8 @@ def block_layout(config: EngineConfig, models: Sequence[DecoderConfig], dtype: t
     )
     if config.cache_type is PagedCacheType.F8E4M3:
         return fp8
+    if config.cache_type is PagedCacheType.Q4:
+        return BlockLayout(**elements, bytes_per_element=0.5, scale_bytes_per_token=q4_scale_bytes(elements_per_token))
     return BlockLayout(**elements, bytes_per_element=dtype.itemsize, fp8_block_bytes=fp8.block_bytes)
 
 

@@ -15,6 +15,7 @@ from paged_sdk.build.device_setup import weights_must_fit
 from paged_sdk.build.encoder_file import EncoderFile
 from paged_sdk.build.importance import CheckpointImportance, load_importance
 from paged_sdk.build.isq_cache import with_isq_cache
+from paged_sdk.build.kv_cache_type import check_cache_type
 from paged_sdk.build.loading import Loading
 from paged_sdk.build.location import hub_token
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype, place_model
@@ -125,6 +126,8 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
         placed = place(settings.topology, device, plan, checkpoint, own_names, is_checked=is_first)
         placement = placed.placement
         check_stateful(shape, settings, loading.environment, placement)
+        has_decoder = placed.tensor_names is not None
+        check_cache_type(shape, settings, loading.environment, placement, has_decoder=has_decoder)
         importance = load_importance(checkpoint, settings, loading.check_cancelled)
         policy = weight_policy(checkpoint, settings, loading.environment, dtype, placed, workspace, importance)
         with (

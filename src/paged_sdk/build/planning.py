@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from attrs import evolve
 
+from paged_sdk.build.kv_cache_type import check_cache_type
 from paged_sdk.build.kv_memory import block_layout, size_pool, size_pools
 from paged_sdk.build.loaded_model import place
 from paged_sdk.build.location import encoder_file, model_path
@@ -74,6 +75,8 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
         plan.config, settings, environment, devices=placed.placement.devices, max_model_len=max_model_len
     )
     check_stateful(plan.config, settings, environment, placed.placement)
+    has_decoder = placed.tensor_names is not None
+    check_cache_type(plan.config, settings, environment, placed.placement, has_decoder=has_decoder)
     placements = place_ranks(settings)
     if len(placements) > 1:
         refuse_ranks(plan.config, SETTING, len(placements))

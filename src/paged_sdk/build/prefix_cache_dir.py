@@ -68,13 +68,14 @@ def resolve_prefix_cache_dir(
 
 
 def open_block_files(
-    loaded: LoadedModel, config: EngineConfig, environment: Environment, more_files: Iterable[Path] = ()
+    loaded: LoadedModel, code: bytes, config: EngineConfig, environment: Environment, more_files: Iterable[Path] = ()
 ) -> BlockFiles | None:
     """Open the directory of a model's stored blocks; None if there is none.
 
     Blocks are found again by a model with the same files (names, sizes, times of change and samples of the content),
     attention backends and settings that its KV depends on, and version of this package.
 
+    :param code: see :attr:`~paged_sdk.attention.backend.AttentionBackend.code`
     :param more_files: files that the KV depends on beside the checkpoint's
     :raises ConfigError: the directory cannot be made or written to
     """
@@ -94,6 +95,7 @@ def open_block_files(
         [each.type for each in loaded.placement.layers],
         config.block_size,
         config.cache_type,
+        code,
         config.max_model_len,
         version("paged-sdk"),
         sources_hash(),

@@ -59,7 +59,7 @@ class WeightRequantizer:
         *,
         workspace: Workspace | None,
         make_device_decoding: Callable[[CausalModel, AttentionBackend], DeviceDecoding | None],
-        open_block_files: Callable[[LoadedModel], BlockFiles | None] = lambda loaded: None,
+        open_block_files: Callable[[LoadedModel, bytes], BlockFiles | None] = lambda loaded, code: None,
     ) -> None:
         self._loaded = loaded
         self._environment = environment
@@ -129,7 +129,7 @@ class WeightRequantizer:
         backend = self._together(lambda: storage.make(self._config.num_blocks))
         fused = fuse(loaded.model, backend, loaded.settings)
         decoding = self._make_device_decoding(fused, backend)
-        files = self._open_block_files(loaded)
+        files = self._open_block_files(loaded, backend.code)
         return Requantized(model=fused, backend=backend, device_decoding=decoding, block_files=files)
 
     def _reload(

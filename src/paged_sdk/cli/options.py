@@ -294,7 +294,7 @@ class PagedOptions:
         typer.Option(
             "--pa-cache-type",
             case_sensitive=False,
-            help="Type of KV elements: the model's dtype, or 8 bits.",
+            help="Type of KV elements: the model's dtype, 8 bits or 4 bits.",
             rich_help_panel=PAGED,
         ),
     ] = None

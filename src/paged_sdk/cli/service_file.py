@@ -38,7 +38,7 @@ class Paged(TypedDict, total=False):
     memory_mb: Annotated[int | None, Bounds(1), "Size of the KV pool in MiB."]
     memory_fraction: Annotated[float | None, Bounds(0, 1), "Size of the KV pool as a fraction of the device's memory."]
     block_size: Annotated[int | None, Bounds(1), "Tokens per block."]
-    cache_type: Annotated[Literal["auto", "f8e4m3"] | None, "Type of KV elements."]
+    cache_type: Annotated[Literal["auto", "f8e4m3", "q4"] | None, "Type of KV elements."]
 
 
 class Server(TypedDict, total=False):

@@ -23,6 +23,8 @@ class PagedCacheType(Enum):
     """Stores elements in the model's own dtype."""
     F8E4M3 = "f8e4m3"
     """Stores 8-bit floats (4 exponent, 3 mantissa bits) with one float32 scale per token and KV head."""
+    Q4 = "q4"
+    """Stores 4-bit codes with a scale and a minimum per 32 elements, in a basis in which rounding costs least."""
 
     @classmethod
     def parse(cls, text: str, *, setting: str = "cache_type") -> PagedCacheType:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from paged_sdk.kernels.checks import check_pages, check_score_options
+from paged_sdk.kernels.checks import check_pages, check_score_options, check_tensor
 from paged_sdk.kernels.key_offsets import check_key_offsets
+from paged_sdk.kernels.kv_basis import KvBasis
 from paged_sdk.kernels.relative_bias import RelativeBias
 
 __all__ = ["LayerCache", "PagedRows", "Precision", "ScoreOptions"]
@@ -40,13 +42,17 @@ class Precision(IntEnum):
 class LayerCache:
     """Holds the pages of one layer's KV cache.
 
-    :ivar key: ``[num_blocks, block_size, num_kv_heads, head_dim]`` of the queries' dtype or float8_e4m3fn, contiguous
+    :ivar key: ``[num_blocks, block_size, num_kv_heads, head_dim]`` of the queries' dtype or float8_e4m3fn, or
+        ``[..., head_dim // 2]`` uint8, two 4-bit codes per byte (:mod:`paged_sdk.kernels.q4`); contiguous
     :ivar value: likewise
-    :ivar k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, of an f8e4m3 cache only
+    :ivar k_scale: of an f8e4m3 cache ``[num_blocks, block_size, num_kv_heads]`` float32, of 4-bit codes ``[...,
+        head_dim // 32, 2]`` bfloat16, scales and minimums
     :ivar v_scale: likewise
-    :ivar key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of an f8e4m3 cache only: the offsets subtracted
-        from keys before storing (:mod:`paged_sdk.kernels.key_offsets`), covering at least the longest context; None: no
-        offsets
+    :ivar key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of a quantized cache only: the offsets
+        subtracted from keys before storing (:mod:`paged_sdk.kernels.key_offsets`), covering at least the longest
+        context; None: no offsets
+    :ivar basis: the basis of keys and values, key offsets included. Attention ops compute in it and leave the change of
+        basis to their callers; fused layers change it themselves. None: the heads' own
     :raises ConfigError: shapes, dtypes, strides or devices do not fit each other
     """
 
@@ -55,10 +61,14 @@ class LayerCache:
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
     key_offsets: Tensor | None = None
+    basis: KvBasis | None = None
 
     def __attrs_post_init__(self) -> None:
         check_pages(self.key, self.value, self.k_scale, self.v_scale)
         check_key_offsets(self.key_offsets, self.key, 0)
+        if self.basis is not None:
+            heads = self.num_kv_heads, self.head_dim
+            check_tensor("basis.factors", self.basis.factors, heads, (torch.float32,), self.key.device)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -76,9 +86,19 @@ class LayerCache:
         return self.key.shape[2]
 
     @property
+    def head_dim(self) -> int:
+        """Return the number of elements per head."""
+        return self.key.shape[3] * (2 if self.is_q4 else 1)
+
+    @property
     def quantized(self) -> bool:
-        """Return whether keys and values are f8e4m3, with scales."""
+        """Return whether keys and values are codes with scales."""
         return self.k_scale is not None
+
+    @property
+    def is_q4(self) -> bool:
+        """Return whether keys and values are 4-bit codes."""
+        return self.key.dtype == torch.uint8
 
 
 @frozen(eq=False, kw_only=True)

@@ -6,12 +6,14 @@ Shapes, dtypes and devices are always checked, contents only of tensors in CPU m
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.q4 import GROUP
 
 __all__ = [
     "FLOATS",
@@ -25,6 +27,7 @@ __all__ = [
     "check_score_options",
     "check_slots",
     "check_tensor",
+    "scales_of",
 ]
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -94,15 +97,17 @@ def check_pages(key_cache: Tensor, value_cache: Tensor, k_scale: Tensor | None, 
     """
     device = key_cache.device
     layout = ("num_blocks", "block_size", "num_kv_heads", "head_dim")
-    check_tensor("key_cache", key_cache, layout, (*FLOATS, torch.float8_e4m3fn), device)
+    check_tensor("key_cache", key_cache, layout, (*FLOATS, torch.float8_e4m3fn, torch.uint8), device)
     check_tensor("value_cache", value_cache, tuple(key_cache.shape), (key_cache.dtype,), device)
-    quantized = key_cache.dtype == torch.float8_e4m3fn
+    quantized = key_cache.dtype in (torch.float8_e4m3fn, torch.uint8)
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if (scale is not None) != quantized:
             given = "None" if scale is None else f"a tensor of shape {tuple(scale.shape)}"
-            raise ConfigError.of(name, given, f"scales with a float8_e4m3fn cache only; the cache is {key_cache.dtype}")
+            raise ConfigError.of(
+                name, given, f"scales with a float8_e4m3fn or uint8 cache only; the cache is {key_cache.dtype}"
+            )
         if scale is not None:
-            check_tensor(name, scale, tuple(key_cache.shape[:3]), (torch.float32,), device)
+            check_tensor(name, scale, *scales_of(key_cache.shape, key_cache.dtype), device)
     for name, tensor in (
         ("key_cache", key_cache),
         ("value_cache", value_cache),
@@ -111,6 +116,19 @@ def check_pages(key_cache: Tensor, value_cache: Tensor, k_scale: Tensor | None, 
     ):
         if tensor is not None and not tensor.is_contiguous():
             raise ConfigError.of(f"{name}.stride()", tensor.stride(), "a contiguous tensor")
+
+
+def scales_of(shape: Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...], tuple[torch.dtype]]:
+    """Return the shape and dtype of the scales of a quantized cache, given its own: f8e4m3, or uint8 for 4-bit codes.
+
+    :raises ConfigError: the heads of 4-bit codes are not of whole groups
+    """
+    if dtype == torch.float8_e4m3fn:
+        return tuple(shape[:3]), (torch.float32,)
+    groups, rest = divmod(2 * shape[3], GROUP)
+    if rest:
+        raise ConfigError.of("key_cache.shape", tuple(shape), f"heads of a multiple of {GROUP} elements, two per byte")
+    return (*shape[:3], groups, 2), (torch.bfloat16,)
 
 
 def check_head_vector(name: str, vector: Tensor | None, num_heads: int, device: torch.device) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["hadamard_block", "hadamard_quantize"]
+__all__ = ["hadamard_block", "hadamard_quantize", "hadamard_transform"]
 
 _MAX_BLOCK: Final = 256
 
@@ -37,6 +37,23 @@ def hadamard_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     usable = largest.isfinite() & (largest >= 1e-30)
     scales = torch.where(usable, largest / 127, torch.where(largest.isfinite(), 0.0, torch.nan))
     return torch.where(usable[:, None], values / scales[:, None], 0.0).round_().to(torch.int8), scales
+
+
+def hadamard_transform(x: Tensor) -> Tensor:
+    """Apply the Hadamard transform to blocks of the last dimension, of :func:`hadamard_block` elements each.
+
+    Sums are made one step of doubling distance after the other, in the same order for every vector.
+
+    :param x: ``[..., cols]``, float32 or float64
+    """
+    block = hadamard_block(x.shape[-1])
+    distance = 1
+    while distance < block:
+        first, second = torch.unflatten(x, -1, (-1, 2, distance)).unbind(-2)
+        x = torch.stack((first + second, first - second), -2).flatten(-3)
+        distance *= 2
+    scale: float = block**-0.5
+    return x * scale
 
 
 def _hadamard(size: int) -> Tensor:

@@ -52,16 +52,17 @@ def check_key_offsets(key_offsets: Tensor | None, key_cache: Tensor, num_positio
     """Check that key offsets fit a cache of keys.
 
     :param num_positions: number of positions that the offsets must cover
-    :raises ConfigError: shape, dtype, strides or device do not fit, or the cache is not f8e4m3
+    :raises ConfigError: shape, dtype, strides or device do not fit, or the cache is not quantized
     """
     if key_offsets is None:
         return
-    shape = ("num_spans", *key_cache.shape[2:])
+    elements_per_byte = 2 if key_cache.dtype == torch.uint8 else 1
+    shape = ("num_spans", key_cache.shape[2], elements_per_byte * key_cache.shape[3])
     check_tensor("key_offsets", key_offsets, shape, (torch.float32,), key_cache.device)
     if not key_offsets.is_contiguous():
         raise ConfigError.of("key_offsets.stride()", key_offsets.stride(), "a contiguous tensor")
-    if key_cache.dtype != torch.float8_e4m3fn:
-        raise ConfigError.of("key_offsets", "given", f"None for a cache of {key_cache.dtype}: it is for f8e4m3")
+    if key_cache.dtype not in (torch.float8_e4m3fn, torch.uint8):
+        raise ConfigError.of("key_offsets", "given", f"None for a cache of {key_cache.dtype}: they are for codes")
     if len(key_offsets) * KEY_SPAN < num_positions:
         spans = -(-num_positions // KEY_SPAN)
         raise ConfigError.of("key_offsets.shape", tuple(key_offsets.shape), f"{spans} vectors for {num_positions} keys")

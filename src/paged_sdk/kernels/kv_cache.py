@@ -20,6 +20,7 @@ from paged_sdk.kernels.checks import FLOATS, check_block_pairs, check_cache, che
 from paged_sdk.kernels.fallback import device_of, runs_on_triton, why_not_triton
 from paged_sdk.kernels.fp8 import dequantize_f8e4m3, quantize_f8e4m3
 from paged_sdk.kernels.key_offsets import add_key_offsets, subtract_key_offsets
+from paged_sdk.kernels.q4 import dequantize_q4, quantize_q4
 
 __all__ = [
     "copy_block",
@@ -165,7 +166,7 @@ def write_slots(
     """Write the keys and values of new tokens into their slots.
 
     :param key: ``[num_tokens, num_kv_heads, head_dim]``; ``value`` likewise
-    :param cache: changed in place; quantized, or of the dtype of ``key``
+    :param cache: changed in place; if it is not quantized, keys and values are rounded to its dtype
     :param slot_mapping: ``[num_tokens]`` int64, no slot twice, none negative
     :param positions: ``[num_tokens]`` int64: position of each token in its sequence; needed if the cache has key
         offsets
@@ -176,9 +177,9 @@ def write_slots(
     for new, pages, scales in ((key, cache.key, cache.k_scale), (value, cache.value, cache.v_scale)):
         slots = pages.flatten(0, 1)
         if scales is None:
-            slots.index_copy_(0, slot_mapping, new)
+            slots.index_copy_(0, slot_mapping, new.to(pages.dtype))
         else:
-            codes, scale = quantize_f8e4m3(new)
+            codes, scale = quantize_q4(new) if cache.is_q4 else quantize_f8e4m3(new)
             slots.view(torch.uint8).index_copy_(0, slot_mapping, codes.view(torch.uint8))
             scales.flatten(0, 1).index_copy_(0, slot_mapping, scale)
 
@@ -202,27 +203,28 @@ def gather_slots(cache: Tensor, slots: Tensor, scales: Tensor | None, dtype: tor
     """Read the keys, or the values, of the given slots.
 
     :param slots: ``[...]`` int64
-    :param scales: of an f8e4m3 cache, else None
-    :param dtype: the dtype to decode an f8e4m3 cache to
+    :param scales: of a quantized cache, else None
+    :param dtype: the dtype to decode a quantized cache to
     :returns: ``[..., num_kv_heads, head_dim]``, contiguous
     """
     index = slots.flatten()
     if scales is None:
         vectors = cache.flatten(0, 1).index_select(0, index)
     else:
-        codes = cache.view(torch.int8).flatten(0, 1).index_select(0, index).view(torch.float8_e4m3fn)
-        vectors = dequantize_f8e4m3(codes, scales.flatten(0, 1).index_select(0, index), dtype)
+        codes = cache.view(torch.uint8).flatten(0, 1).index_select(0, index).view(cache.dtype)
+        decode = dequantize_q4 if cache.dtype == torch.uint8 else dequantize_f8e4m3
+        vectors = decode(codes, scales.flatten(0, 1).index_select(0, index), dtype)
     return vectors.view(*slots.shape, *vectors.shape[1:])
 
 
 def gather_decoded(cache: LayerCache, slots: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Read and decode keys and values of an f8e4m3 cache. No argument is checked, and nothing waits for the device.
+    """Read and decode keys and values of a quantized cache. No argument is checked, and nothing waits for the device.
 
     :param slots: ``[num_keys]`` int64
     :param positions: ``[num_keys]`` int64: position of each slot's token in its sequence, used for key offsets
     :returns: keys and values, each ``[num_keys, num_kv_heads, head_dim]`` of ``dtype``, contiguous
     """
-    if why_not_triton(cache.key) is None and cache.key.shape[3] % 2 == 0:
+    if why_not_triton(cache.key) is None and cache.key.shape[3] % 2 == 0 and not cache.is_q4:
         from paged_sdk.kernels.triton import decoded_pages
 
         return decoded_pages.gather_decoded(cache, slots, positions, dtype)

@@ -9,7 +9,15 @@ from attrs import frozen
 from paged_sdk.config.memory import MB, ContextSize, Fraction, MemoryGpuConfig
 from paged_sdk.errors import OutOfMemoryError
 
-__all__ = ["DEFAULT_CUDA_MEMORY", "BlockLayout", "DeviceMemory", "auto_cpu_blocks", "blocks_for", "fp8_scale_bytes"]
+__all__ = [
+    "DEFAULT_CUDA_MEMORY",
+    "BlockLayout",
+    "DeviceMemory",
+    "auto_cpu_blocks",
+    "blocks_for",
+    "fp8_scale_bytes",
+    "q4_scale_bytes",
+]
 
 MIB = 2**20
 SCALE_BYTES = 4
@@ -28,21 +36,21 @@ class BlockLayout:
 
     :ivar block_size: tokens per block
     :ivar elements_per_token: K and V elements per token, over all layers
-    :ivar bytes_per_element: bytes of one element of the cache's dtype
+    :ivar bytes_per_element: bytes of one element of the cache's dtype; half a byte for 4-bit codes
     :ivar scale_bytes_per_token: bytes of the scales stored beside the elements, over all layers
-    :ivar fp8_block_bytes: bytes of a block if keys and values were stored as f8e4m3; None: they already are
+    :ivar fp8_block_bytes: bytes of a block if keys and values were stored as f8e4m3; None: they already are codes
     """
 
     block_size: int
     elements_per_token: int
-    bytes_per_element: int
+    bytes_per_element: float
     scale_bytes_per_token: int = 0
     fp8_block_bytes: int | None = None
 
     @property
     def block_bytes(self) -> int:
         """Return the bytes of one block, over all layers."""
-        return self.block_size * (self.elements_per_token * self.bytes_per_element + self.scale_bytes_per_token)
+        return self.block_size * (int(self.elements_per_token * self.bytes_per_element) + self.scale_bytes_per_token)
 
     def largest_context(self, num_bytes: int) -> int:
         """Return how many tokens fit into ``num_bytes``."""
@@ -64,6 +72,11 @@ class DeviceMemory:
 def fp8_scale_bytes(*, num_layers: int, num_kv_heads: int) -> int:
     """Return the bytes of scales per token of an f8e4m3 cache: one float32 per layer, KV head, and K or V."""
     return 2 * num_layers * num_kv_heads * SCALE_BYTES
+
+
+def q4_scale_bytes(elements_per_token: int) -> int:
+    """Return the bytes of scales per token of a cache of 4-bit codes: two of 16 bits per 32 elements."""
+    return elements_per_token // 32 * 4
 
 
 def blocks_for(memory: MemoryGpuConfig, layout: BlockLayout, device: DeviceMemory) -> int:

@@ -1,4 +1,4 @@
-"""Compute the vectors that an FP8 cache subtracts from keys before storing them: means of the rotated key bias."""
+"""Compute the vectors that a quantized cache subtracts from keys before storing them: means of rotated vectors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ __all__ = ["key_offsets", "span_offsets"]
 
 
 def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
-    """Compute the offsets of each layer's keys, as :class:`~paged_sdk.attention.paged.PagedBackend` takes them.
+    """Compute the offsets that the bias of each layer's keys gives, as :class:`~paged_sdk.attention.paged.PagedBackend`
+    takes them.
 
     :param max_model_len: the largest number of positions of a sequence
     :returns: for each layer ``[num_spans, num_kv_heads, head_dim]`` float32, on the layer's device; empty if keys have
@@ -38,8 +39,8 @@ def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
 def span_offsets(model: DecoderModel, vectors: Sequence[Tensor], max_model_len: int) -> tuple[Tensor, ...]:
     """Compute what a vector in all keys of a layer, before they are rotated, is on average in each span of positions.
 
-    :param vectors: for each layer ``[num_kv_heads, head_dim]`` float32, on the layer's device; elements that are
-        rotated together are in different halves
+    :param vectors: for each layer with attention ``[num_kv_heads, head_dim]`` float32, on the layer's device; elements
+        that are rotated together are in different halves
     :returns: see :func:`key_offsets`
     """
     config, places = model.config, model.placement
@@ -47,7 +48,8 @@ def span_offsets(model: DecoderModel, vectors: Sequence[Tensor], max_model_len: 
     means = {settings: _mean_rotation(rope, num_spans, model.device) for settings, rope in model.ropes.items()}
     rotations = {device: {settings: _on(mean, device) for settings, mean in means.items()} for device in places.devices}
     offsets = []
-    for vector, settings, device in zip(vectors, config.ropes, places.layers, strict=True):
+    for layer, vector in zip(config.attention_layers, vectors, strict=True):
+        settings, device = config.ropes[layer], places.layers[layer]
         heads = vector.repeat(num_spans, 1, 1)
         rotations[device][settings].rotate_(heads)
         offsets.append(heads)

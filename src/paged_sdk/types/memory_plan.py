@@ -17,7 +17,7 @@ class MemoryPlan:
     :ivar model_type: its family
     :ivar architecture: its decoder's family, which differs if it has an image encoder
     :ivar devices: the devices it would run on
-    :ivar dtype: of activations, and of keys and values unless the cache is FP8
+    :ivar dtype: of activations, and of keys and values unless the cache stores codes
     :ivar isq: the type that weights would be quantized to while loading; None: they stay as stored
     :ivar weight_bytes: of all tensors in memory, accurate to within a few percent, including an image encoder
     :ivar paged: whether the KV cache would be paged

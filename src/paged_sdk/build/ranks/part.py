@@ -34,7 +34,6 @@ class ModelPart:
     loading: Loading
     loaded: LoadedModel
     config: EngineConfig
-    storage: KvStorage
 
     @classmethod
     def load(cls, loading: Loading, group: Group) -> ModelPart:
@@ -47,7 +46,7 @@ class ModelPart:
             devices=loaded.placement.devices,
             max_model_len=loaded.max_model_len,
         )
-        part = cls(loading, loaded, config, make_storage(loaded, config, loading.workspace))
+        part = cls(loading, loaded, config)
         return_free_memory()
         return part
 
@@ -61,12 +60,13 @@ class ModelPart:
         assert isinstance(model, DecoderModel)
         assert isinstance(model.head, SharedHead)
         prepare_thread(self.loading.device, settings.num_threads if workspace is None else 1)
+        storage = make_storage(self.loaded, self.config, workspace)  # when rank 0 does: all may run the model
         if group.is_on_devices:
-            config = self._sized(group)
+            config = self._sized(group, storage)
         else:
             (num_blocks,) = group.receive_message()
             config = evolve(self.config, num_blocks=num_blocks)
-        backend = self.storage.make(config.num_blocks)
+        backend = storage.make(config.num_blocks)
         fused = fuse(model, backend, settings)
         path = None
         if group.is_on_devices:
@@ -97,12 +97,12 @@ class ModelPart:
             del made
             bank.hold(fused_spans(fused))
 
-    def _sized(self, group: Group) -> EngineConfig:
+    def _sized(self, group: Group, storage: KvStorage) -> EngineConfig:
         """Agree with the other ranks on the number of KV blocks: the largest that fits on every rank's device."""
         model, placement = self.loaded.model, self.loaded.placement
         activations = activations_of(
             unfused(model),
-            self.storage,
+            storage,
             self.config,
             processors=(),
             vocab_size=model.config.vocab_size,

@@ -312,6 +312,8 @@ class NativeDecoder:
         target.heads = describe_heads(layer.shape, layer.cache)
         target.heads.sinks = self._vector("sinks", layer.sinks, layer.shape.num_heads)
         target.cache = describe_cache(layer.cache)
+        if layer.cache.basis is not None:
+            target.cache.key_factors = pointer(layer.cache.basis.factors)  # the layer keeps it
         target.num_qkv = len(layer.qkv)
         target.rope = layer.rope
         target.activation = ACTIVATIONS[layer.activation]

@@ -176,12 +176,12 @@ def _is_vector(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 def describe_heads(shape: AttentionShape, cache: LayerCache) -> Heads:
     """Fill the C structure of a layer's heads."""
-    if cache.key.shape[2:] != (shape.num_kv_heads, shape.head_dim):
+    if (cache.num_kv_heads, cache.head_dim) != (shape.num_kv_heads, shape.head_dim):
         raise ConfigError.of(
             "cache shape", tuple(cache.key.shape), f"[..., {shape.num_kv_heads}, {shape.head_dim}] for these heads"
         )
     if cache.key.dtype not in DTYPES:
-        raise ConfigError.of("cache dtype", cache.key.dtype, "float32, bfloat16, float16 or float8_e4m3fn")
+        raise ConfigError.of("cache dtype", cache.key.dtype, "float32, bfloat16, float16, float8_e4m3fn or uint8")
     return Heads(
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
@@ -197,7 +197,7 @@ def describe_heads(shape: AttentionShape, cache: LayerCache) -> Heads:
 
 
 def describe_cache(cache: LayerCache) -> Cache:
-    """Fill the C structure of a layer's pages; the tensors must outlive it."""
+    """Fill the C structure of a layer's pages, without a change of basis; the tensors must outlive it."""
     return Cache(
         key=cache.key.data_ptr(),
         value=cache.value.data_ptr(),
@@ -233,7 +233,8 @@ def native_paged_attention(
     """Attend with every query token over its sequence's keys, causally except where ``batch.bidirectional_from`` says.
 
     :param workspace: scratch memory of the calling engine; used by one call at a time
-    :param query: [num_tokens, num_heads, head_dim] float32, bfloat16 or float16; each token's heads contiguous
+    :param query: [num_tokens, num_heads, head_dim] float32, bfloat16 or float16, in the basis of the cache; each
+        token's heads contiguous
     :param out: likewise, a new tensor by default
     :param sinks: [num_heads], an extra logit without a value in each head's softmax; None: no sinks
     :returns: ``out``

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 #: Maps a torch dtype to its number in the C interface.
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.float16: 3}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.float16: 3, torch.uint8: 4}
 
 #: Maps the torch dtype of weights to be quantized or packed to its number in the C interface.
 WEIGHT_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 3}
@@ -117,6 +117,7 @@ class Cache(Structure):
         ("key_scale", c_void_p),
         ("value_scale", c_void_p),
         ("key_offsets", c_void_p),
+        ("key_factors", c_void_p),
     )
 
 

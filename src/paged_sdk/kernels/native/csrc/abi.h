@@ -47,11 +47,17 @@ enum PagedGrouped : int32_t {
   PAGED_GROUPED_LEVELS_OF_16 = 7,  // groups of 16 columns, whatever the format number says
 };
 
-enum PagedDtype : int32_t { PAGED_FLOAT32 = 0, PAGED_BFLOAT16 = 1, PAGED_FLOAT8_E4M3 = 2, PAGED_FLOAT16 = 3 };
+enum PagedDtype : int32_t {
+  PAGED_FLOAT32 = 0,
+  PAGED_BFLOAT16 = 1,
+  PAGED_FLOAT8_E4M3 = 2,
+  PAGED_FLOAT16 = 3,
+  PAGED_Q4 = 4,  // of a cache only: 4-bit codes with a scale and a minimum per 32 elements (q4.h)
+};
 
 // The least precise products that attention may use where they are faster: float32, bfloat16, or 8-bit codes when a
 // sequence has many query tokens and bfloat16 when it has few. For many query tokens, AVX2 uses 16-bit codes in place
-// of either, and AMX uses bfloat16.
+// of either, and AMX uses bfloat16. For few, AVX-512 uses 8-bit codes of queries in place of either over 4-bit pages.
 enum PagedProducts : int32_t { PAGED_FLOAT32_PRODUCTS = 0, PAGED_BFLOAT16_PRODUCTS = 1, PAGED_INT8_PRODUCTS = 2 };
 
 enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1, PAGED_RELU2 = 2 };
@@ -140,14 +146,20 @@ struct paged_experts_args {
 };
 
 // Paged keys and values of one layer: [num_blocks, block_size, num_kv_heads, head_dim], and for f8e4m3 one float32
-// scale per token and KV head [num_blocks, block_size, num_kv_heads]. Keys may be stored minus an offset vector shared
-// by 128 positions, key_offsets [positions / 128, num_kv_heads, head_dim].
+// scale per token and KV head [num_blocks, block_size, num_kv_heads]. PAGED_Q4 has two elements per byte, scales and
+// minimums in bfloat16 [num_blocks, block_size, num_kv_heads, head_dim / 32, 2]. Keys may be stored minus an offset
+// vector shared by 128 positions, key_offsets [positions / 128, num_kv_heads, head_dim].
+//
+// With key_factors, a decoder stores keys and values in another basis, in which rounding costs less: H(key * factors) -
+// offset and H(value), where H is the orthonormal Hadamard transform of basis.h. It attends with H(query / factors) and
+// transforms the result back. Plain attention has none: its queries and results are in the basis of the cache.
 struct paged_cache {
   void* key;
   void* value;
-  float* key_scale;
-  float* value_scale;
+  void* key_scale;
+  void* value_scale;
   const float* key_offsets;  // null: keys are stored without offset
+  const float* key_factors;  // [num_kv_heads, head_dim]; null: keys and values are stored as they are
 };
 
 // A varlen batch over a paged cache. The query tokens of sequence s are cu_seqlens_q[s] ... cu_seqlens_q[s + 1] - 1,
@@ -171,7 +183,7 @@ struct paged_batch {
 struct paged_heads {
   int32_t num_heads;
   int32_t num_kv_heads;
-  int32_t head_dim;  // a multiple of 16
+  int32_t head_dim;  // a multiple of 16; with PAGED_Q4, of 32
   int32_t block_size;
   int32_t cache_dtype;
   int32_t window;  // keys that a query sees, including its own; 0: all

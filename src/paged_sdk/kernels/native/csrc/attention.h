@@ -12,6 +12,7 @@
 #include "activations.h"
 #include "dense.h"
 #include "functions.h"
+#include "q4.h"
 
 namespace paged {
 namespace {
@@ -85,35 +86,62 @@ struct TileScratch {
   }
 };
 
-// Element types of a cache: load reads 16 elements from element i on. f8e4m3 elements are loaded in units of kUnit
-// times their vector's scale.
+// Element types of a cache: load reads 16 elements of a vector of `size` elements, from element c on. f8e4m3 elements
+// are loaded in units of kUnit times their vector's scale, 4-bit codes with the scales and minimums of their groups.
 struct CachedFloat32 {
-  static constexpr int kBytes = 4;
-  static constexpr float kUnit = 0.0f;  // no scales
-  static Floats load(const void* data, int64_t i) { return load_floats(static_cast<const float*>(data) + i); }
+  static constexpr int kBits = 32;
+  static constexpr float kUnit = 0.0f;  // no scales of whole vectors
+  static Floats load(const void* data, const void*, int64_t vector, int size, int c) {
+    return load_floats(static_cast<const float*>(data) + vector * size + c);
+  }
 };
 struct CachedBfloat16 {
-  static constexpr int kBytes = 2;
+  static constexpr int kBits = 16;
   static constexpr float kUnit = 0.0f;
-  static Floats load(const void* data, int64_t i) { return load_bfloat16(static_cast<const uint16_t*>(data) + i); }
+  static Floats load(const void* data, const void*, int64_t vector, int size, int c) {
+    return load_bfloat16(static_cast<const uint16_t*>(data) + vector * size + c);
+  }
 };
 struct CachedFloat16 {
-  static constexpr int kBytes = 2;
+  static constexpr int kBits = 16;
   static constexpr float kUnit = 0.0f;
-  static Floats load(const void* data, int64_t i) { return load_half(static_cast<const uint8_t*>(data) + 2 * i); }
+  static Floats load(const void* data, const void*, int64_t vector, int size, int c) {
+    return load_half(static_cast<const uint8_t*>(data) + 2 * (vector * size + c));
+  }
 };
 struct CachedFloat8 {
-  static constexpr int kBytes = 1;
+  static constexpr int kBits = 8;
   static constexpr float kUnit = 256.0f;
-  static Floats load(const void* data, int64_t i) { return load_float8(static_cast<const uint8_t*>(data) + i); }
+  static Floats load(const void* data, const void*, int64_t vector, int size, int c) {
+    return load_float8(static_cast<const uint8_t*>(data) + vector * size + c);
+  }
 };
+struct CachedQ4 {
+  static constexpr int kBits = 4;
+  static constexpr float kUnit = 0.0f;
+  static Floats load(const void* data, const void* scales, int64_t vector, int size, int c) {
+    return load_q4(data, scales, (vector * size + c) / kQ4Group, c % kQ4Group != 0);
+  }
+};
+
+// Returns the bytes of a vector of `size` elements.
+template <class Cached>
+constexpr int bytes_of(int size) {
+  return size * Cached::kBits / 8;
+}
+
+// Returns the factor of a cached vector's loaded elements, for types with kUnit.
+template <class Cached>
+inline float scale_of(const void* scales, int64_t vector) {
+  return Cached::kUnit * static_cast<const float*>(scales)[vector];
+}
 
 // Loads 16 elements of a cached vector from element c on.
 template <class Cached>
-inline Floats load_cached(const void* data, const float* scales, int64_t vector, int size, int c) {
-  const Floats v = Cached::load(data, vector * size + c);
+inline Floats load_cached(const void* data, const void* scales, int64_t vector, int size, int c) {
+  const Floats v = Cached::load(data, scales, vector, size, c);
   if constexpr (Cached::kUnit == 0.0f) return v;
-  return mul(v, broadcast(Cached::kUnit * scales[vector]));
+  return mul(v, broadcast(scale_of<Cached>(scales, vector)));
 }
 
 // Calls take(Cached{}) for a cache dtype.
@@ -126,6 +154,8 @@ inline auto with_element(int32_t cache_dtype, const Take& take) {
       return take(CachedBfloat16{});
     case PAGED_FLOAT16:
       return take(CachedFloat16{});
+    case PAGED_Q4:
+      return take(CachedQ4{});
     default:
       return take(CachedFloat8{});
   }
@@ -153,7 +183,7 @@ struct Pages {
     return cache.key_offsets +
            (static_cast<int64_t>(first_key / kSpan) * heads.num_kv_heads + kv_head + head) * heads.head_dim;
   }
-  Floats load(const void* data, const float* scales, int64_t vector, int c) const {
+  Floats load(const void* data, const void* scales, int64_t vector, int c) const {
     return with_element(heads.cache_dtype, [&](auto of) {
       return load_cached<decltype(of)>(data, scales, vector, heads.head_dim, c);
     });

@@ -79,7 +79,7 @@ inline void pack_span(const Pages& pages, int first, int begin, int end, int wid
   const int size = pages.heads.head_dim;
   int64_t vectors[kSpan];
   pages.vectors_of(begin, end, vectors + begin - first);
-  const auto load = [&](const void* data, const float* scales, int i, int c) {
+  const auto load = [&](const void* data, const void* scales, int i, int c) {
     return i < begin - first || i >= end - first ? _mm256_setzero_si256()
                                                  : load_sixteen(pages, data, scales, vectors[i], c);
   };
@@ -106,7 +106,7 @@ inline void pack_span(const Pages& pages, int first, int begin, int end, int wid
 class SpanPrefetcher {
  public:
   SpanPrefetcher(const Pages& pages, int begin, int end)
-      : pages_(pages), count_(std::max(end - begin, 0)), bytes_(pages.heads.head_dim * element_bytes(pages.heads)) {
+      : pages_(pages), count_(std::max(end - begin, 0)), bytes_(vector_bytes(pages.heads)) {
     if (count_ > 0) pages.vectors_of(begin, end, vectors_);
   }
   // Prefetches the remainder of the first part / parts of the span.

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention_plan.h"
+#include "basis.h"
 #include "linear.h"
 #include "pool.h"
 
@@ -22,18 +23,19 @@ inline void load_query(const QueryTile& tile, const Matrix& query, int64_t first
                                            static_cast<int64_t>(kv_head * tile.group + g) * heads.head_dim + c)));
 }
 
-// Stores values / sum to the caller's rows.
+// Stores values / sum to the caller's rows, in the heads' own basis.
 inline void store_tile(const QueryTile& tile, const Partial& state, int64_t first_token, int kv_head,
-                       const paged_heads& heads, const Output& out) {
+                       const paged_heads& heads, const paged_cache& cache, const Output& out) {
   for (int r = 0; r < tile.rows(); ++r) {
     const int64_t head = kv_head * tile.group + r % tile.group;
     Floats sum = broadcast(state.sum[r]);
     if (heads.sinks != nullptr)
       sum = add(sum, exponential2(broadcast(heads.sinks[head] * kLog2E - state.maximum[r])));
     const Floats inverse = div(broadcast(1.0f), sum);
+    float* const values = state.values + r * heads.head_dim;
+    if (cache.key_factors != nullptr) transform_head(values, heads.head_dim);
     for (int c = 0; c < heads.head_dim; c += 16)
-      out.store(first_token + r / tile.group, head * heads.head_dim + c,
-                mul(inverse, load_floats(state.values + r * heads.head_dim + c)));
+      out.store(first_token + r / tile.group, head * heads.head_dim + c, mul(inverse, load_floats(values + c)));
   }
 }
 
@@ -69,6 +71,15 @@ inline void attend_split_item(const AttentionPlan& plan, const SplitItem& item, 
       load_query(item.tile, query, first_token, item.pages.kv_head + h, heads,
                  queries + static_cast<int64_t>(h) * item.tile.rows() * heads.head_dim);
   };
+#if defined(__AVX512VNNI__)
+  if (attends_by_q4(heads)) {
+    Arena arena(own.rest);
+    const Q4Scratch scratch = Q4Scratch::at(arena, heads);
+    load(scratch.queries);
+    attend_few_q4(run, scratch, memory, size, next_tokens);
+    return;
+  }
+#endif
 #if defined(__AVX512BF16__)
   if (attends_by_pairs(heads)) {
     const FewScratch scratch = FewScratch::at(own.rest, heads);
@@ -139,7 +150,7 @@ inline void attend_tile_item(const AttentionPlan& plan, const TileItem& item, co
   if (has_codes(heads)) {
     const CodeScratch scratch = CodeScratch::at(arena, rows, size);
     load(scratch.queries);
-    code_queries(rows, size, scratch);
+    code_queries(rows, heads, scratch);
     attend_with(scratch);
     return;
   }
@@ -191,14 +202,14 @@ inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, con
   }
   const Partial total = Partial::at(own.total, item.tile.rows(), heads.head_dim);
   attend_tile_item(plan, item, pages, query, first_row, own, total);
-  store_tile(item.tile, total, first_row, item.kv_head, heads, out);
+  store_tile(item.tile, total, first_row, item.kv_head, heads, cache, out);
 }
 
 // Merges the partial results of a tile's runs in order, for one KV head, and stores the output. If first_span >= 0,
 // each partial result is a single span, starting with first_span, and they are merged as tiles merge them: a run's
 // spans, then the runs.
-inline void merge_runs(const AttentionPlan& plan, const Output& out, const QueryTile& tile, int num_runs,
-                       int64_t first_token, int kv_head, float* partials, int first_span = -1) {
+inline void merge_runs(const AttentionPlan& plan, const paged_cache& cache, const Output& out, const QueryTile& tile,
+                       int num_runs, int64_t first_token, int kv_head, float* partials, int first_span = -1) {
   const paged_heads& heads = plan.heads;
   const auto of_run = [&](int run) {
     const int64_t place = static_cast<int64_t>(run) * heads.num_kv_heads + kv_head;
@@ -214,7 +225,7 @@ inline void merge_runs(const AttentionPlan& plan, const Output& out, const Query
     for (int span = run + 1; span < end; ++span) own.merge(of_run(span), tile.rows(), heads.head_dim);
     if (run > 0) total.merge(own, tile.rows(), heads.head_dim);
   }
-  store_tile(tile, total, first_token, kv_head, heads, out);
+  store_tile(tile, total, first_token, kv_head, heads, cache, out);
 }
 
 // Lists the first keys of an item, which are prefetched while another item is computed.
@@ -242,8 +253,8 @@ inline void attend_items(const AttentionPlan& plan, const paged_cache& cache, co
 }
 
 // Performs merges [first, last), one for each sequence and KV head.
-inline void merge_items(const AttentionPlan& plan, const Output& out, const AttentionScratch& scratch, int64_t first,
-                        int64_t last) {
+inline void merge_items(const AttentionPlan& plan, const paged_cache& cache, const Output& out,
+                        const AttentionScratch& scratch, int64_t first, int64_t last) {
   for (int64_t i = first; i < last; ++i) {
     const int s = static_cast<int>(i / plan.heads.num_kv_heads);
     const int kv_head = static_cast<int>(i % plan.heads.num_kv_heads);
@@ -252,14 +263,14 @@ inline void merge_items(const AttentionPlan& plan, const Output& out, const Atte
     float* partials = scratch.partials + scratch.offsets.partials[s];
     if (plan.is_split(s)) {
       if (tokens > 0)
-        merge_runs(plan, out, {length - tokens, tokens, plan.group}, plan.num_runs(s), first_token, kv_head, partials,
-                   plan.has_runs ? -1 : plan.first_run(s));
+        merge_runs(plan, cache, out, {length - tokens, tokens, plan.group}, plan.num_runs(s), first_token, kv_head,
+                   partials, plan.has_runs ? -1 : plan.first_run(s));
       continue;
     }
     for (int t = 0; plan.cuts_tiles && t < plan.num_tiles(s); ++t) {
       const QueryTile tile = plan.tile(s, t);
       if (plan.num_tile_runs(tile) > 1)
-        merge_runs(plan, out, tile, plan.num_tile_runs(tile), first_token + t * plan.tile_tokens, kv_head,
+        merge_runs(plan, cache, out, tile, plan.num_tile_runs(tile), first_token + t * plan.tile_tokens, kv_head,
                    partials + plan.first_partial(s, t));
     }
   }
@@ -274,8 +285,8 @@ inline Task attend_batch(Job& job, const AttentionPlan& plan, const paged_cache&
                        attend_items(plan, cache, query, out, scratch, first, last, thread);
                      });
   co_await job.phase(static_cast<int64_t>(plan.batch.num_seqs) * plan.heads.num_kv_heads, plan.merge_cost(),
-                     [&plan, out, scratch](int64_t first, int64_t last, int) {
-                       merge_items(plan, out, scratch, first, last);
+                     [&plan, &cache, out, scratch](int64_t first, int64_t last, int) {
+                       merge_items(plan, cache, out, scratch, first, last);
                      });
 }
 

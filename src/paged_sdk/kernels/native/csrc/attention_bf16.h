@@ -110,7 +110,7 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
         const int position = tile.position_of(row + r);
         weigh_row(scratch.scores + r * kSpan, width, oldest_of(position) - key, tile.end_of(position) - key, heads,
                   out.maximum[row + r], out.sum[row + r], out.values + (row + r) * size,
-                  scratch.weights + r * kSpanPairs);
+                  [&](int i, Floats weight) { store_weights(scratch.weights + r * kSpanPairs, i, weight); });
       }
       multiply_dense<PairDot>(count, scratch.weights, kSpanPairs, scratch.values, size, width / 2,
                               out.values + row * size, size, size, true);

@@ -92,16 +92,6 @@ inline void spread_query(const float* row, int size, Floats unit, uint32_t* out)
   }
 }
 
-// Transposes 4 x 4 pairs in each 128-bit lane.
-inline void transpose_lanes(Pairs k[4]) {
-  const Pairs ab_low = _mm512_unpacklo_epi32(k[0], k[1]), ab_high = _mm512_unpackhi_epi32(k[0], k[1]);
-  const Pairs cd_low = _mm512_unpacklo_epi32(k[2], k[3]), cd_high = _mm512_unpackhi_epi32(k[2], k[3]);
-  k[0] = _mm512_unpacklo_epi64(ab_low, cd_low);
-  k[1] = _mm512_unpackhi_epi64(ab_low, cd_low);
-  k[2] = _mm512_unpacklo_epi64(ab_high, cd_high);
-  k[3] = _mm512_unpackhi_epi64(ab_high, cd_high);
-}
-
 // Sums neighbouring 128-bit lanes: a's two, then b's.
 inline Floats add_lanes(Floats a, Floats b) {
   return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
@@ -212,8 +202,8 @@ struct SpanScales {
   SpanScales(const Pages& pages, const int64_t* vectors, int head, int first_key, const SpanKeys& span)
       : offset(pages.key_offset(first_key, head)) {
     for (int i = span.begin; i < span.end; ++i) {
-      key[i] = kProductUnit * pages.cache.key_scale[vectors[i] + head];
-      value[i] = kFactorUnit * pages.cache.value_scale[vectors[i] + head];
+      key[i] = kProductUnit * static_cast<const float*>(pages.cache.key_scale)[vectors[i] + head];
+      value[i] = kFactorUnit * static_cast<const float*>(pages.cache.value_scale)[vectors[i] + head];
     }
   }
   // Turns a scaled query's products with the codes into scores.
@@ -277,8 +267,10 @@ inline void attend_few_span(const RunItem& item, int first_key, const SpanKeys& 
       if (scales) scales->finish_scores(scores, width, scratch.query_floats + at * kSize, kSize);
       const int oldest = heads.window > 0 ? position - heads.window + 1 - first_key : 0;
       weigh_row(scores, width, std::max(oldest, begin), std::min(position + 1 - first_key, end), heads,
-                out.maximum[row], out.sum[row], out.values + row * kSize, scratch.weights + at * kSpanPairs,
-                scales ? scales->value : nullptr);
+                out.maximum[row], out.sum[row], out.values + row * kSize, [&](int i, Floats weight) {
+                  store_weights(scratch.weights + at * kSpanPairs, i,
+                                scales ? mul(weight, load_floats(scales->value + i)) : weight);
+                });
     }
   }
   for (int first = even_begin / kValueTokens * kValueTokens; first < even_end; first += kValueTokens) {

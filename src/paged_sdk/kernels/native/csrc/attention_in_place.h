@@ -36,17 +36,17 @@ struct InPlaceScratch {
 template <class Cached>
 struct TileVectors {
   const void* data;
-  const float* scales;
+  const void* scales;
   const int64_t* vectors;  // per key, the vector of the first of the item's heads
   int head, size;
   int begin, end;
 
-  Floats load(int key, int c) const { return Cached::load(data, (vectors[key] + head) * size + c); }
+  Floats load(int key, int c) const { return Cached::load(data, scales, vectors[key] + head, size, c); }
   // Multiplies the numbers of some rows, one per key, by the key's vector scale.
   void scale(float* numbers, int rows) const {
     if constexpr (Cached::kUnit != 0.0f) {
       alignas(64) float factors[kKeyTile] = {};
-      for (int key = begin; key < end; ++key) factors[key] = Cached::kUnit * scales[vectors[key] + head];
+      for (int key = begin; key < end; ++key) factors[key] = scale_of<Cached>(scales, vectors[key] + head);
       for (int i = 0; i < rows * kKeyTile; i += 16)
         store_floats(numbers + i, mul(load_floats(numbers + i), load_floats(factors + i % kKeyTile)));
     }
@@ -70,7 +70,7 @@ inline void score_in_place(const TileVectors<Cached>& keys, const float* query, 
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) sums[r] = fma(load_floats(query + r * size + c), key, sums[r]);
         }
-        ahead.fetch(size * Cached::kBytes);
+        ahead.fetch(bytes_of<Cached>(size));
       }
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) store_lanes(lanes[r][i], sums[r]);
@@ -109,7 +109,7 @@ inline void add_columns(const TileVectors<Cached>& values, const float* weights,
       for (int r = 0; r < kRows; ++r) sums[r][v] = fma(broadcast(weights[r * kKeyTile + key]), value, sums[r][v]);
     }
     // The same rate for one vector of columns as for two: prefetched too early, lines are evicted before use.
-    if (kWide == 2 || c % 32 == 0) ahead.fetch(size * Cached::kBytes);
+    if (kWide == 2 || c % 32 == 0) ahead.fetch(bytes_of<Cached>(size));
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -141,11 +141,11 @@ inline void attend_tile_in_place(const RunItem& item, int first_key, const SpanK
   const uint8_t* tokens[kKeyTile + kMostTokensAhead];
   const uint8_t** last_token = tokens;
   for (int i = seen.begin; i < seen.end; ++i)
-    *last_token++ = static_cast<const uint8_t*>(pages.cache.value) + vectors[i] * (size * Cached::kBytes);
+    *last_token++ = static_cast<const uint8_t*>(pages.cache.value) + vectors[i] * bytes_of<Cached>(size);
   last_token = std::copy(next.tokens, next.tokens + next.count, last_token);
   PrefetchQueue ahead{tokens, last_token, 0, item.num_heads};
 
-  const auto of_head = [&](const void* data, const float* scales, int head) {
+  const auto of_head = [&](const void* data, const void* scales, int head) {
     return TileVectors<Cached>{data, scales, vectors, head, size, seen.begin, seen.end};
   };
   for (int head = 0; head < item.num_heads; ++head) {

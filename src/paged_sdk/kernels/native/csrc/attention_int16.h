@@ -147,7 +147,7 @@ inline void code_span_of(const Pages& pages, int first, int begin, int end, int 
   int64_t vectors[kSpan];
   pages.vectors_of(begin, end, vectors + begin - first);
   for (int i = 0; i < width; i += 16) {
-    const auto code = [&](const void* data, const float* cache_scales, int limit, float* scales) {
+    const auto code = [&](const void* data, const void* cache_scales, int limit, float* scales) {
       code_sixteen(
           size, limit, [&](int k) { return i + k >= begin - first && i + k < end - first; },
           [&](int k, int c) { return load_cached<Cached>(data, cache_scales, vectors[i + k], size, c); }, scales + i,

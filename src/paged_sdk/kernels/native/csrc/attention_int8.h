@@ -5,9 +5,9 @@
 // they are quantized, which removes what they have in common; a row's product with that key is added to its scores.
 // SageAttention (Zhang et al., 2024, arXiv 2410.02367) subtracts the mean; a key is used here because it exists
 // wherever a chunk ends. Queries and keys are then rotated by a Hadamard transform of every 16 elements (QuaRot,
-// Ashkboos et al., 2024, arXiv 2404.00456), which spreads outliers. A row's weights in a span become bytes: the largest
-// product of a weight and its value's scale is at most 255. The sequence's first key is not quantized: see
-// begin_with_first_key.
+// Ashkboos et al., 2024, arXiv 2404.00456), which spreads outliers, unless the cache has done so. A row's weights in a
+// span become bytes: the largest product of a weight and its value's scale is at most 255. The sequence's first key is
+// not quantized: see begin_with_first_key.
 //
 // Mean KL of a prompt's logits from float32, Qwen2.5-Coder-1.5B, 384 tokens: 0.0100 with plain keys, 0.0012 after
 // subtracting a key, 0.0010 with the rotation as well, and 0.0008 with exact scores. SmolLM2-135M, 768 tokens: 0.0044
@@ -133,15 +133,24 @@ inline float code_vector(int size, const Load& load, int8_t* codes, int32_t* sum
 // Multiplies 16 elements by Sylvester's Hadamard matrix, which makes the vector four times as long.
 inline Floats hadamard_16(Floats a) { return butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(a)))); }
 
+// Whether queries and keys are transformed. 4-bit pages are in a basis that spreads outliers over whole heads already,
+// by a transform of which this one would undo a part.
+inline bool is_transformed(int32_t cache_dtype) { return cache_dtype != PAGED_Q4; }
+
 // Quantizes the tile's queries in scratch.queries. Their scales undo the factor of 16 by which the transform enlarges
 // products of queries and keys.
-inline void code_queries(int rows, int size, const CodeScratch& scratch) {
+inline void code_queries(int rows, const paged_heads& heads, const CodeScratch& scratch) {
+  const int size = heads.head_dim;
+  const bool transformed = is_transformed(heads.cache_dtype);
   for (int r = 0; r < rows; ++r) {
     const float* query = scratch.queries + r * size;
     int32_t sum;
-    const float scale = code_vector<0>(
-        size, [&](int c) { return hadamard_16(load_floats(query + c)); }, scratch.query_codes + r * size, &sum);
-    scratch.query_scales[r] = scale / 16.0f;
+    const auto load = [&](int c) {
+      const Floats plain = load_floats(query + c);
+      return transformed ? hadamard_16(plain) : plain;
+    };
+    const float scale = code_vector<0>(size, load, scratch.query_codes + r * size, &sum);
+    scratch.query_scales[r] = transformed ? scale / 16.0f : scale;
     scratch.query_sums[r] = -128 * sum;
   }
 }
@@ -176,8 +185,10 @@ inline void code_span_of(const Pages& pages, int first, int begin, int end, int 
   };
   for (int i = 0; i < width; i += 16) {
     for (int k = 0; k < 16; ++k)
-      code(i + k, out.key_scales, codes + k * size,
-           [&](int c) { return hadamard_16(sub(key(i + k, c), load_floats(out.common_key + c))); });
+      code(i + k, out.key_scales, codes + k * size, [&](int c) {
+        const Floats own = sub(key(i + k, c), load_floats(out.common_key + c));
+        return std::is_same_v<Cached, CachedQ4> ? own : hadamard_16(own);
+      });
     for (int c = 0; c < size; c += 64) {
       Floats rows[16];  // a lane holds four codes
       const int count = std::min(size - c, 64) / 4;

@@ -7,6 +7,7 @@
 #include "attention_amx.h"
 #include "attention_bf16.h"
 #include "attention_few.h"
+#include "attention_few_q4.h"
 #include "attention_in_place.h"
 #include "attention_int16.h"
 #include "attention_int8.h"
@@ -194,6 +195,9 @@ struct ItemScratch {
 #if defined(__AVX512BF16__)
     rest = std::max(rest, PairScratch::floats(rows, size));
     rest = std::max(rest, FewScratch::floats(plan.heads));
+#endif
+#if defined(__AVX512VNNI__)
+    if (attends_by_q4(plan.heads)) rest = std::max(rest, Q4Scratch::floats(plan.heads));
 #endif
     return 2 * partial_floats(plan) + aligned(rest);
   }

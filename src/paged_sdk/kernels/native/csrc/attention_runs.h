@@ -22,15 +22,15 @@ constexpr int kSplitTokens = 8;
 // Bytes of a token that are read together: few enough that 32 tokens' values and the prefetched lines stay in a cache.
 constexpr int kTokenBytes = 1024;
 
-inline int element_bytes(const paged_heads& heads) {
-  return with_element(heads.cache_dtype, [](auto of) { return decltype(of)::kBytes; });
+inline int vector_bytes(const paged_heads& heads) {
+  return with_element(heads.cache_dtype, [&](auto of) { return bytes_of<decltype(of)>(heads.head_dim); });
 }
 
 // Returns the number of KV heads of an item that are read together.
 inline int heads_together(const paged_heads& heads) {
-  const int vector_bytes = heads.head_dim * element_bytes(heads);
+  const int bytes = vector_bytes(heads);
   int count = heads.num_kv_heads;
-  while (count > 1 && (heads.num_kv_heads % count != 0 || count * vector_bytes > kTokenBytes)) --count;
+  while (count > 1 && (heads.num_kv_heads % count != 0 || count * bytes > kTokenBytes)) --count;
   return count;
 }
 
@@ -79,7 +79,7 @@ constexpr int kBytesAhead = 16384;
 constexpr int kMostTokensAhead = kSpan;
 
 inline int tokens_ahead(const paged_heads& heads, int num_heads) {
-  const int bytes = num_heads * heads.head_dim * element_bytes(heads);
+  const int bytes = num_heads * vector_bytes(heads);
   return std::min((kBytesAhead + bytes - 1) / bytes, kMostTokensAhead);
 }
 
@@ -100,6 +100,13 @@ struct RunItem {
   int first, last;
 };
 
+// Prefetches the scales and minimums of a token's 4-bit vectors, of num_heads heads with `groups` groups each.
+inline void prefetch_parameters(const void* scales, int64_t vector, int groups, int num_heads) {
+  constexpr int kBytes = 4;
+  const uint8_t* first = static_cast<const uint8_t*>(scales) + vector * groups * kBytes;
+  for (int i = 0; i < num_heads * groups * kBytes; i += 64) __builtin_prefetch(first + i, 0, 2);
+}
+
 // The first tokens of an item, which are prefetched while the item before is computed.
 struct NextTokens {
   const uint8_t* tokens[kMostTokensAhead];
@@ -112,8 +119,11 @@ struct NextTokens {
     count = std::max(std::min(seen.end - seen.begin, tokens_ahead(item.pages.heads, item.num_heads)), 0);
     int64_t vectors[kMostTokensAhead];
     item.pages.vectors_of(first_key + seen.begin, first_key + seen.begin + count, vectors);
-    const int64_t bytes = item.pages.heads.head_dim * element_bytes(item.pages.heads);
+    const paged_heads& heads = item.pages.heads;
+    const int64_t bytes = vector_bytes(heads);
     for (int i = 0; i < count; ++i) tokens[i] = static_cast<const uint8_t*>(item.pages.cache.key) + vectors[i] * bytes;
+    for (int i = 0; heads.cache_dtype == PAGED_Q4 && i < count; ++i)
+      prefetch_parameters(item.pages.cache.key_scale, vectors[i], heads.head_dim / kQ4Group, item.num_heads);
   }
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention.h"
+#include "basis.h"
 #include "float8.h"
 #include "linear.h"
 
@@ -61,8 +62,8 @@ inline void rotate_neighbours(float* head, const float* cosines, const float* si
   }
 }
 
-// Stores one vector in the cache's dtype. f8e4m3 also stores a scale.
-inline void store_vector(const float* vector, int size, int32_t dtype, void* data, float* scales, int64_t index) {
+// Stores one vector in the cache's dtype. Codes also have scales.
+inline void store_vector(const float* vector, int size, int32_t dtype, void* data, void* scales, int64_t index) {
   if (dtype == PAGED_FLOAT32) {
     __builtin_memcpy(static_cast<float*>(data) + index * size, vector, sizeof(float) * size);
   } else if (dtype == PAGED_BFLOAT16) {
@@ -71,11 +72,13 @@ inline void store_vector(const float* vector, int size, int32_t dtype, void* dat
   } else if (dtype == PAGED_FLOAT16) {
     for (int c = 0; c < size; c += 16)
       store_half(static_cast<uint16_t*>(data) + index * size + c, load_floats(vector + c));
+  } else if (dtype == PAGED_Q4) {
+    store_q4(vector, size, data, scales, index);
   } else {
     const float scale = float8_scale(vector, size), inverse = 1.0f / scale;
     for (int i = 0; i < size; ++i)
       static_cast<uint8_t*>(data)[index * size + i] = to_float8(vector[i] * inverse);
-    scales[index] = scale;
+    static_cast<float*>(scales)[index] = scale;
   }
 }
 
@@ -85,7 +88,8 @@ inline int position_of(const paged_batch& batch, int64_t token) {
   return batch.context_lens[next - 1 - batch.cu_seqlens_q] - static_cast<int>(*next - token);
 }
 
-// Processes one row [queries | keys | values]: rotates queries in place and writes keys and values to the cache.
+// Processes one row [queries | keys | values]: rotates queries in place, in the cache's basis if it has its own, and
+// writes keys and values to the cache.
 inline void place_token(const Placement& placement, float* row, int64_t token) {
   const paged_heads& heads = placement.heads;
   const int size = heads.head_dim, half = placement.rope.half;
@@ -109,7 +113,10 @@ inline void place_token(const Placement& placement, float* row, int64_t token) {
       rotate_head(row + h * size, cosines, sines, half);
     }
   }
-  const float* values = keys + heads.num_kv_heads * size;
+  float* values = keys + heads.num_kv_heads * size;
+  if (placement.cache.key_factors != nullptr)
+    change_basis(placement.cache.key_factors, heads.num_kv_heads, heads.num_heads / heads.num_kv_heads, size, row, keys,
+                 values);
   if (placement.cache.key_offsets != nullptr) {
     const int width = heads.num_kv_heads * size;
     const int64_t span = position_of(placement.batch, token) / kSpan;

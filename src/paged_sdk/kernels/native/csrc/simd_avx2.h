@@ -286,6 +286,15 @@ inline Floats load_uint8(const uint8_t* p) {
 inline Floats load_int8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load64(p))), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load64(p + 8)))};
 }
+// Loads 16 lower or upper halves of bytes.
+template <bool kUpper>
+inline Floats load_nibbles(const uint8_t* p) {
+  const auto half = [](const uint8_t* eight) {
+    const __m256i bytes = _mm256_cvtepu8_epi32(load64(eight));
+    return _mm256_cvtepi32_ps(kUpper ? _mm256_srli_epi32(bytes, 4) : _mm256_and_si256(bytes, _mm256_set1_epi32(15)));
+  };
+  return {half(p), half(p + 8)};
+}
 inline Floats to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 inline Floats as_floats(Ints bits) { return {_mm256_castsi256_ps(bits.lo), _mm256_castsi256_ps(bits.hi)}; }
 inline Ints to_nearest(Floats a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }

@@ -163,6 +163,12 @@ inline Floats load_uint8(const uint8_t* p) {
 inline Floats load_int8(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
+// Loads 16 lower or upper halves of bytes.
+template <bool kUpper>
+inline Floats load_nibbles(const uint8_t* p) {
+  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm512_cvtepi32_ps(kUpper ? _mm512_srli_epi32(bytes, 4) : _mm512_and_si512(bytes, _mm512_set1_epi32(15)));
+}
 inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
 inline Floats as_floats(Ints bits) { return _mm512_castsi512_ps(bits); }
 inline Ints to_nearest(Floats a) { return _mm512_cvtps_epi32(a); }

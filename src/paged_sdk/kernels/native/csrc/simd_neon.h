@@ -270,11 +270,17 @@ inline Floats load_odd_bfloat16(const uint8_t* p) {
   return quarters([upper](uint8x16_t v) { return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_u8(v), upper)); },
                   load_bytes(p));
 }
-inline Floats load_uint8(const uint8_t* p) {
-  const uint8x16_t bytes = vld1q_u8(p);
+inline Floats to_floats(uint8x16_t bytes) {
   const uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_high_u8(bytes);
   return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))), vcvtq_f32_u32(vmovl_high_u16(low)),
           vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))), vcvtq_f32_u32(vmovl_high_u16(high))};
+}
+inline Floats load_uint8(const uint8_t* p) { return to_floats(vld1q_u8(p)); }
+// Loads 16 lower or upper halves of bytes.
+template <bool kUpper>
+inline Floats load_nibbles(const uint8_t* p) {
+  const uint8x16_t bytes = vld1q_u8(p);
+  return to_floats(kUpper ? vshrq_n_u8(bytes, 4) : vandq_u8(bytes, vdupq_n_u8(15)));
 }
 inline Floats load_int8(const uint8_t* p) {
   const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));

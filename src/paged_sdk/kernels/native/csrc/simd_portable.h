@@ -213,6 +213,11 @@ inline Floats load_uint8(const uint8_t* p) {
 inline Floats load_int8(const uint8_t* p) {
   return each_float([p](int i) { return static_cast<float>(static_cast<int8_t>(p[i])); });
 }
+// Loads 16 lower or upper halves of bytes.
+template <bool kUpper>
+inline Floats load_nibbles(const uint8_t* p) {
+  return each_float([p](int i) { return static_cast<float>(kUpper ? p[i] >> 4 : p[i] & 15); });
+}
 inline Floats to_floats(Ints a) {
   return each_float([&](int i) { return static_cast<float>(a.v[i]); });
 }
