@@ -8,8 +8,9 @@ import gguf
 import numpy as np
 import pytest
 
+from paged_sdk.weights.gguf.architecture import EACH
 from paged_sdk.weights.gguf.metadata import _NUMBERS
-from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH
+from paged_sdk.weights.gguf.names import ARCHITECTURES
 
 NUMBERS: Final = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 # Transformers' classes of these have other names than their checkpoints: tests/calls/test_gguf_encoders.py judges them.

@@ -73,7 +73,7 @@ _OF_FEW_BITS: Final = ("Q2_K", "Q3_K", "Q4_K", "IQ4_NL", "IQ4_XS")
 # Not quantized: norms, routers of experts, rotary factors, convolutions; and encoders' position and type embeddings and
 # classifiers.
 _EXACT: Final = re.compile(
-    r"_norm\.|ffn_gate_inp|^rope_|\.shortconv\.conv\.|^position_embd\.|^token_types\.|^cls\.output\."
+    r"_norm\.|ffn_gate_inp|^rope_|\.shortconv\.conv\.|\.ssm_conv1d\.|^position_embd\.|^token_types\.|^cls\.output\."
 )
 
 
