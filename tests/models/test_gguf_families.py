@@ -313,10 +313,22 @@ def write(
     writer.close()
 
 
+def model_of(architecture: str, directory: Path, **more: Any) -> Any:
+    """Build the model of an architecture.
+
+    :param more: fields of its config beside those of :data:`FAMILIES`
+    """
+    reference = reference_of(_COMMON | FAMILIES[architecture][0] | more, directory)
+    for name, buffer in reference.named_buffers():
+        if name.endswith(".expert_bias"):  # zeros, otherwise
+            buffer.copy_(torch.tensor([0.5, -0.2, 0.1, 0.3]))
+    return reference
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_logits_are_those_of_the_model(architecture: str, tmp_path: Path) -> None:
-    config, own = FAMILIES[architecture]
-    reference: Any = reference_of(_COMMON | config, tmp_path)
+    own = FAMILIES[architecture][1]
+    reference = model_of(architecture, tmp_path)
     prompt = random_prompt(40)
     with torch.inference_mode():
         expected = reference(torch.tensor([prompt])).logits[0]
@@ -369,6 +381,16 @@ def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) 
         {"model_type": "olmo3", "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2},
         {"model_type": "gptj", **_WIDE, "rotary_dim": 8},
         {"model_type": "lfm2", **_TIED, "layer_types": ["conv", "full_attention"] * 2, "conv_bias": True},
+        {"model_type": "lfm2", **_TIED, "layer_types": ["full_attention"] * 4},
+        FAMILIES["lfm2moe"][0] | {"routed_scaling_factor": 1.5},
+        FAMILIES["lfm2moe"][0] | {"norm_topk_prob": False},
+        FAMILIES["lfm2moe"][0] | {"use_expert_bias": False},
+        FAMILIES["qwen3next"][0] | {"norm_topk_prob": False},
+        FAMILIES["qwen3next"][0] | {"mlp_only_layers": [1]},
+        FAMILIES["qwen3next"][0] | {"num_experts": 0},
+        FAMILIES["qwen35"][0] | {"linear_value_head_dim": 16},
+        FAMILIES["qwen35"][0] | {"attention_bias": True},
+        FAMILIES["qwen35"][0] | {"layer_types": ["full_attention"] * 4},
     ],
 )
 def test_what_llama_cpp_does_not_compute_is_not_written(config: dict[str, Any], tmp_path: Path) -> None:
@@ -379,10 +401,16 @@ def test_what_llama_cpp_does_not_compute_is_not_written(config: dict[str, Any], 
     assert not (tmp_path / "written.gguf").exists()
 
 
-@pytest.mark.parametrize("architecture", ["falcon", "falcon with two norms", "bloom", "stablelm with norms of heads"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        *("falcon", "falcon with two norms", "bloom", "stablelm with norms of heads"),
+        *("lfm2moe", "qwen3next", "qwen35 with layers in no order", "qwen35moe"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
 def test_transformers_reads_what_becomes_of_a_file(architecture: str, tmp_path: Path) -> None:
-    reference: Any = reference_of(_COMMON | FAMILIES[architecture][0], tmp_path)
+    reference = model_of(architecture, tmp_path)
     reference.save_pretrained(tmp_path / "model")
     tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
     path = write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32")
@@ -420,7 +448,7 @@ def test_quantized_rows_keep_their_blocks_in_another_order(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_checkpoint_is_written_and_read_back(architecture: str, tmp_path: Path) -> None:
-    reference: Any = reference_of(_COMMON | FAMILIES[architecture][0], tmp_path)
+    reference = model_of(architecture, tmp_path)
     reference.save_pretrained(tmp_path / "model")
     tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
     source = GgufSource(write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32"))

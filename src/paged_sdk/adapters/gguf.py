@@ -88,7 +88,7 @@ def _update(
         raise AdapterError(f"{path}: {what}", path=path, tensor=tensor)
     if architecture.moves_values(matrix):
         # The file lacks the numbers of heads, which undoing GGUF's order would need.
-        what = f"tensor {shown(tensor)} is of a matrix whose rows {architecture.model_type} has in another order"
+        what = f"tensor {shown(tensor)} is of a matrix whose values {architecture.model_type} has in another order"
         raise AdapterError(f"{path}: {what}, which is not supported", path=path, tensor=tensor)
     down, up = _values(sides["a"]), _values(sides["b"])
     rank = down.shape[0]

@@ -177,10 +177,9 @@ def _experts(model: GgufModel) -> dict[str, Any]:
     for key in _OTHER_MIXTURES:
         if key not in own and model.number(key, 0):
             raise model.unsupported(f"metadata {model.architecture}.{key}")
-    is_lfm2 = model.architecture == "lfm2moe"
-    if (scale := model.number("expert_weights_scale", 0.0)) not in (0.0, 1.0) and not is_lfm2:
+    if (scale := model.number("expert_weights_scale", 0.0)) not in (0.0, 1.0):
         raise model.unsupported(f"metadata {model.architecture}.expert_weights_scale = {scale}")
-    gates = (_SIGMOID_GATE,) if is_lfm2 else (0, _SOFTMAX_GATE)
+    gates = (_SIGMOID_GATE,) if model.architecture == "lfm2moe" else (0, _SOFTMAX_GATE)
     if (gate := model.integer("expert_gating_func", gates[-1], minimum=0)) not in gates:
         raise model.unsupported(f"metadata {model.architecture}.expert_gating_func = {gate}")
     return {

@@ -167,14 +167,14 @@ def _mixture(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _lfm2_mixture(config: DecoderConfig, moe: MoeConfig) -> dict[str, Any]:
-    if not moe.has_choice_bias or not moe.renormalize:
-        lacks = "a bias per expert" if not moe.has_choice_bias else "normalized weights of experts"
-        raise not_writable(config, f"GGUF has no mixtures without {lacks} for it")
-    values: dict[str, Any] = {
-        "leading_dense_block_count": config.num_layers - len(moe.layers),
-        "expert_gating_func": _SIGMOID_GATE,
+    lacks = {
+        "without a bias per expert": not moe.has_choice_bias,
+        "without normalized weights of experts": not moe.renormalize,
+        "with scaled weights of experts": moe.routed_scale != 1.0,  # llama.cpp ignores expert_weights_scale here
     }
-    return values if moe.routed_scale == 1.0 else values | {"expert_weights_scale": float(moe.routed_scale)}
+    if (first := next((what for what, is_so in lacks.items() if is_so), None)) is not None:
+        raise not_writable(config, f"GGUF has no such model {first}")
+    return {"leading_dense_block_count": config.num_layers - len(moe.layers), "expert_gating_func": _SIGMOID_GATE}
 
 
 def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:

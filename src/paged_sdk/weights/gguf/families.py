@@ -191,7 +191,7 @@ def _lfm2moe(model: GgufModel) -> dict[str, Any]:
         "num_dense_layers": model.integer("leading_dense_block_count", 0, minimum=0),
         "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in model.tensors),
         "norm_topk_prob": True,
-        "routed_scaling_factor": model.number("expert_weights_scale", 0.0) or 1.0,
+        "routed_scaling_factor": 1.0,
     }
 
 
