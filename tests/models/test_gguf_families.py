@@ -227,13 +227,14 @@ def delta_tensors(name: str, tensor: torch.Tensor, architecture: str) -> dict[st
 def write(
     architecture: str,
     reference: Any,
-    own: Mapping[str, float | list[int] | list[bool]],
+    own: Mapping[str, float | list[int] | list[bool] | None],
     path: Path,
     others: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> None:
     """Write a model as llama.cpp's converter does.
 
     :param architecture: GGUF's name of it, and after a space what tells it from others of that name
+    :param own: keys that only this architecture has, or has with another value; None: it lacks the key
     :param others: more tensors, by GGUF name
     """
     architecture = architecture.partition(" ")[0]
@@ -254,6 +255,8 @@ def write(
         **own,
     }
     for key, value in values.items():
+        if value is None:
+            continue
         if isinstance(value, list):
             writer.add_array(f"{architecture}.{key}", value)
             continue
