@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from reference_decoding import CPU, logits, paged, random_prompt
-from test_gguf_families import FAMILIES, model_of, write
+from test_gguf_families import FAMILIES, built, write
 from torch import Tensor
 
 import tiny
@@ -49,7 +49,7 @@ _FURTHER: Final[Mapping[str, tuple[int, ...]]] = {
 
 def quantized(architecture: str, kind: str, directory: Path) -> tuple[Any, Path]:
     """Write a model of :data:`_WIDE` sizes; return it, and the file."""
-    reference = model_of(architecture, directory, **_WIDE)
+    reference = built(FAMILIES[architecture][0] | _WIDE, directory)
     reference.save_pretrained(directory / "model")
     tiny.tokenizer().save(str(directory / "model" / "tokenizer.json"))
     return reference, write_gguf(directory / "model", directory / "written.gguf", type=kind)
@@ -118,7 +118,14 @@ def test_a_fused_projection_may_have_two_types(tmp_path: Path) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize(("architecture", "kind"), [("qwen35", "Q8_0"), ("qwen35", "Q4_K_M"), ("qwen3next", "Q4_K_M")])
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("qwen35", "Q4_K_M"),
+        pytest.param("qwen35", "Q8_0", marks=pytest.mark.long),
+        pytest.param("qwen3next", "Q4_K_M", marks=pytest.mark.long),
+    ],
+)
 def test_quantized_layers_stay_packed(architecture: str, kind: str, tmp_path: Path) -> None:
     _, path = quantized(architecture, kind, tmp_path)
     source, prompt, found = GgufSource(path), random_prompt(40), []
@@ -138,7 +145,7 @@ def test_quantized_layers_stay_packed(architecture: str, kind: str, tmp_path: Pa
 
 
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
-    reference = model_of("qwen35", tmp_path)
+    reference = built(FAMILIES["qwen35"][0], tmp_path)
     own = FAMILIES["qwen35"][1] | {"block_count": 5, "nextn_predict_layers": 1}
     path = tmp_path / "model.gguf"
     write("qwen35", reference, own, path, {name: torch.ones(shape) for name, shape in _FURTHER.items()})
@@ -173,7 +180,7 @@ def changed(source: Path, target: Path, change: Callable[[str, Any], Mapping[str
 def test_a_file_of_nothing_but_such_layers_is_refused(tmp_path: Path) -> None:
     path, own = tmp_path / "model.gguf", FAMILIES["qwen35"][1] | {"block_count": 5, "nextn_predict_layers": 1}
     further = {name: torch.ones(shape) for name, shape in _FURTHER.items()}
-    write("qwen35", model_of("qwen35", tmp_path), own, path, further)
+    write("qwen35", built(FAMILIES["qwen35"][0], tmp_path), own, path, further)
     model = ("blk.0.", "blk.1.", "blk.2.", "blk.3.")
     mtp = changed(path, tmp_path / "mtp.gguf", lambda name, values: {} if name.startswith(model) else {name: values})
     with pytest.raises(UnsupportedArchitectureError, match="nothing but layers that predict further tokens"):
@@ -181,7 +188,7 @@ def test_a_file_of_nothing_but_such_layers_is_refused(tmp_path: Path) -> None:
 
 
 def written(architecture: str, directory: Path, **own: Any) -> tuple[Any, Path]:
-    reference, path = model_of(architecture, directory), directory / "model.gguf"
+    reference, path = built(FAMILIES[architecture][0], directory), directory / "model.gguf"
     write(architecture, reference, {**FAMILIES[architecture][1], **own}, path)
     return reference, path
 
@@ -269,7 +276,7 @@ def test_settings_that_do_not_fit(
 
 
 def test_biases_of_attention_are_refused(tmp_path: Path) -> None:
-    reference, path = model_of("qwen35", tmp_path), tmp_path / "model.gguf"
+    reference, path = built(FAMILIES["qwen35"][0], tmp_path), tmp_path / "model.gguf"
     write("qwen35", reference, FAMILIES["qwen35"][1], path, {"blk.3.attn_q.bias": torch.ones(128)})
     with pytest.raises(UnsupportedArchitectureError, match=r"blk\.3\.attn_q\.bias"):
         GgufSource(path)
