@@ -189,7 +189,7 @@ def delta_tensors(name: str, tensor: torch.Tensor, architecture: str) -> dict[st
     keys = 2 * key_heads * size
     if own == "in_proj_qkvz":
         groups = tensor.view(key_heads, -1, tensor.shape[1])
-        query, key, value, gate = (part.flatten(0, 1) for part in groups.split([size, size, 96, 96], 1))
+        query, key, value, gate = (part.flatten(0, 1) for part in torch.split(groups, [size, size, 96, 96], 1))
         return {
             f"{layer}.attn_qkv.weight": torch.cat([query, key, value]),
             f"{layer}.attn_gate.weight": gate,
@@ -282,8 +282,8 @@ def write(
             count = config.num_attention_heads if ".q_" in stem else config.num_key_value_heads
             parts = {f"{stem}.weight": torch.stack(heads_of[stem])} if len(heads_of[stem]) == count else {}
         if ".linear_attn." in name:
-            for stored, values_ in delta_tensors(name, tensor, architecture).items():
-                writer.add_tensor(stored, values_.contiguous().numpy())
+            for own_name, converted in delta_tensors(name, tensor, architecture).items():
+                writer.add_tensor(own_name, converted.contiguous().numpy())
             continue
         if name.endswith(".expert_bias"):
             parts = {f"{name}.bias": tensor}
@@ -308,8 +308,8 @@ def write(
             stored = names.get_name(own_name, try_suffixes=(".weight", ".bias"))
             assert stored is not None, part
             writer.add_tensor(stored, array)
-    for stored, tensor in others.items():
-        writer.add_tensor(stored, tensor.numpy())
+    for own_name, tensor in others.items():
+        writer.add_tensor(own_name, tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

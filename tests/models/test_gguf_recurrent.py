@@ -146,7 +146,7 @@ def test_quantized_layers_stay_packed(architecture: str, kind: str, tmp_path: Pa
 
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
     reference = built(FAMILIES["qwen35"][0], tmp_path)
-    own = FAMILIES["qwen35"][1] | {"block_count": 5, "nextn_predict_layers": 1}
+    own = {**FAMILIES["qwen35"][1], "block_count": 5, "nextn_predict_layers": 1}
     path = tmp_path / "model.gguf"
     write("qwen35", reference, own, path, {name: torch.ones(shape) for name, shape in _FURTHER.items()})
     source = GgufSource(path)
@@ -178,7 +178,7 @@ def changed(source: Path, target: Path, change: Callable[[str, Any], Mapping[str
 
 
 def test_a_file_of_nothing_but_such_layers_is_refused(tmp_path: Path) -> None:
-    path, own = tmp_path / "model.gguf", FAMILIES["qwen35"][1] | {"block_count": 5, "nextn_predict_layers": 1}
+    path, own = tmp_path / "model.gguf", {**FAMILIES["qwen35"][1], "block_count": 5, "nextn_predict_layers": 1}
     further = {name: torch.ones(shape) for name, shape in _FURTHER.items()}
     write("qwen35", built(FAMILIES["qwen35"][0], tmp_path), own, path, further)
     model = ("blk.0.", "blk.1.", "blk.2.", "blk.3.")
