@@ -47,9 +47,9 @@ _FURTHER: Final[Mapping[str, tuple[int, ...]]] = {
 }
 
 
-def quantized(architecture: str, kind: str, directory: Path) -> tuple[Any, Path]:
-    """Write a model of :data:`_WIDE` sizes; return it, and the file."""
-    reference = built(FAMILIES[architecture][0] | _WIDE, directory)
+def saved(config: dict[str, Any], kind: str, directory: Path) -> tuple[Any, Path]:
+    """Write a model as a file of a mixture of types; return it, and the file."""
+    reference = built(config, directory)
     reference.save_pretrained(directory / "model")
     tiny.tokenizer().save(str(directory / "model" / "tokenizer.json"))
     return reference, write_gguf(directory / "model", directory / "written.gguf", type=kind)
@@ -72,7 +72,7 @@ def grouped(values: Tensor, width: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M"])
 def test_quantized_values_are_in_hugging_faces_order(kind: str, tmp_path: Path) -> None:
-    _, path = quantized("qwen35", kind, tmp_path)
+    _, path = saved(FAMILIES["qwen35"][0] | _WIDE, kind, tmp_path)
     stored, source = stored_values(path), GgufSource(path)
     qkv = stored["blk.0.attn_qkv.weight"]
     expected = {
@@ -95,8 +95,20 @@ def test_quantized_values_are_in_hugging_faces_order(kind: str, tmp_path: Path) 
     source.close()
 
 
+def test_one_value_head_per_key_head_has_one_order(tmp_path: Path) -> None:
+    config = FAMILIES["qwen35"][0] | _WIDE | {"linear_num_key_heads": 4}
+    reference, path = saved(config, "Q4_K_M", tmp_path)
+    stored, source = stored_values(path), GgufSource(path)
+    output = source.matrix(f"{_DELTA}out_proj.weight")
+    assert type(output) is BlockMatrix
+    assert torch.equal(output.decoded(), stored["blk.0.ssm_out.weight"])
+    rates = source.tensor(f"{_DELTA}A_log", torch.float32, CPU)
+    torch.testing.assert_close(rates, reference.state_dict()[f"{_DELTA}A_log"], rtol=0, atol=1e-6)
+    source.close()
+
+
 def test_a_fused_projection_may_have_two_types(tmp_path: Path) -> None:
-    reference, path = quantized("qwen3next", "Q4_K_M", tmp_path)
+    reference, path = saved(FAMILIES["qwen3next"][0] | _WIDE, "Q4_K_M", tmp_path)
     stored, source = stored_values(path), GgufSource(path)
     name = "model.layers.2.linear_attn.in_proj_qkvz.weight"  # a layer whose values have more bits
     matrix = source.matrix(name)
@@ -127,7 +139,7 @@ def test_a_fused_projection_may_have_two_types(tmp_path: Path) -> None:
     ],
 )
 def test_quantized_layers_stay_packed(architecture: str, kind: str, tmp_path: Path) -> None:
-    _, path = quantized(architecture, kind, tmp_path)
+    _, path = saved(FAMILIES[architecture][0] | _WIDE, kind, tmp_path)
     source, prompt, found = GgufSource(path), random_prompt(40), []
     for policy in (WeightPolicy(), WeightPolicy(keep_blocks=True, workspace=workspace())):
         model = load_model(source.config, source, dtype=torch.float32, placement=CPU, policy=policy)

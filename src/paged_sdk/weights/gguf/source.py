@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from paged_sdk.weights.weight_file import WeightFile
 __all__ = ["GgufSource"]
 
 _MAX_STACK = 1 << 12  # experts per layer; models in use have up to 512
+_OF_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 # Tensors that are settings rather than weights; config_from_gguf reads them.
 _SETTINGS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 
@@ -191,8 +193,8 @@ class GgufSource:
 
     def _is_of_later_layers(self, name: str) -> bool:
         """Return whether a tensor belongs to layers that predict further tokens (MTP), which follow the model's own."""
-        layer = name.removeprefix("blk.").partition(".")[0]
-        return name.startswith("blk.") and layer.isdecimal() and int(layer) >= self.config["num_hidden_layers"]
+        match = _OF_LAYER.match(name)
+        return match is not None and int(match[1]) >= self.config["num_hidden_layers"]
 
     def _joined(self, architecture: GgufArchitecture, tensors: Mapping[str, GgufTensor]) -> dict[str, JoinedWeight]:
         """Return the matrices that have the rows of several tensors, by Hugging Face name."""
@@ -260,6 +262,8 @@ class GgufSource:
             len(tensor.shape) == 1 and tensor.is_quantized
         ):
             raise self._misfit(tensor, f"cannot be {heads} value heads of {width}, after {before} others")
+        if 1 in (key_heads, heads // key_heads):  # as in the smaller models of Qwen 3.5: there is one order
+            return GgufWeight(tensor, is_rate=stem == RATES)
         order = grouped_heads(key_heads, heads)
         if turned:
             return GgufWeight(tensor, columns=(order, width))
