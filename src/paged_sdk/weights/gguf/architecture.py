@@ -9,7 +9,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-__all__ = ["EACH", "RATES", "TILED", "TOP_NAMES", "GgufArchitecture"]
+__all__ = ["EACH", "RATES", "TILED", "TOP_NAMES", "GgufArchitecture", "stem_of"]
 
 TOP_NAMES: Final = MappingProxyType(
     {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -30,6 +30,11 @@ _KINDS: Final = ("weight", "bias")
 _IN_BLOCK = re.compile(r"blk\.(\d+)\.(\w+(?:\.\w+){0,2})")
 _LAYER_NUMBER = re.compile(r"(\d+)\.(.+)")
 _TOP_TENSOR = re.compile(r"(\w+(?:\.\w+)?)\.(weight|bias)")
+
+
+def stem_of(name: str) -> str:
+    """Return the first part of a GGUF name within ``blk.N.``: ``attn_q`` of ``blk.0.attn_q.weight``."""
+    return name.removeprefix("blk.").partition(".")[2].partition(".")[0]
 
 
 @frozen(kw_only=True)
@@ -135,7 +140,7 @@ class GgufArchitecture:
 
         :param name: the GGUF name
         """
-        stem = name.removeprefix("blk.").partition(".")[2].partition(".")[0]
+        stem = stem_of(name)
         return (
             (self.grouped_qkv and stem == "attn_qkv")
             or (self.tiled_heads and stem in TILED)

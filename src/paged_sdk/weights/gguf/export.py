@@ -20,7 +20,7 @@ from paged_sdk.config.decoder import DecoderConfig, RopeKind
 from paged_sdk.config.recurrent import GatedDeltaConfig
 from paged_sdk.errors import shown
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
-from paged_sdk.weights.gguf.architecture import EACH, RATES, TILED, GgufArchitecture
+from paged_sdk.weights.gguf.architecture import EACH, RATES, TILED, GgufArchitecture, stem_of
 from paged_sdk.weights.gguf.config_export import gguf_architecture, global_rope, not_writable
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.qkv_order import qkv_order, qkvz_order, rows_of_heads, runs, tiled_heads
@@ -217,7 +217,7 @@ def _of_mixture(plain: str, names: CheckpointNames) -> str | None:
 def _one(
     source: WeightSource, name: str, stored: str, config: DecoderConfig, architecture: GgufArchitecture
 ) -> GgufMatrix:
-    shape, stem = source.shape(name), stored.removeprefix("blk.").partition(".")[2].partition(".")[0]
+    shape, stem = source.shape(name), stem_of(stored)
     if architecture.grouped_qkv and stem == "attn_qkv":
         return _in_order(source, name, qkv_order(config.num_heads, config.num_kv_heads, config.head_dim))
     if stem == RATES or (architecture.tiled_heads and stem in TILED):

@@ -15,7 +15,7 @@ from torch import Tensor
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
-from paged_sdk.weights.gguf.architecture import EACH, RATES, TILED, GgufArchitecture
+from paged_sdk.weights.gguf.architecture import EACH, RATES, TILED, GgufArchitecture, stem_of
 from paged_sdk.weights.gguf.config import config_from_gguf
 from paged_sdk.weights.gguf.file import open_gguf, tensors_of_parts
 from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
@@ -222,7 +222,7 @@ class GgufSource:
         return *heads, self.config["linear_key_head_dim"], self.config["linear_value_head_dim"]
 
     def _weight(self, architecture: GgufArchitecture, tensor: GgufTensor) -> GgufWeight:
-        stem = tensor.name.removeprefix("blk.").partition(".")[2].partition(".")[0]
+        stem = stem_of(tensor.name)
         if architecture.permuted_qk and stem == "attn_q":
             return self._permuted(tensor, self.config["num_attention_heads"])
         if architecture.permuted_qk and stem == "attn_k":
