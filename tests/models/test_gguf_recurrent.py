@@ -107,6 +107,18 @@ def test_one_value_head_per_key_head_has_one_order(tmp_path: Path) -> None:
     source.close()
 
 
+def test_a_fused_projection_of_one_key_head(tmp_path: Path) -> None:
+    config = FAMILIES["qwen3next"][0] | {"linear_num_key_heads": 1}
+    reference, path = saved(config, "F32", tmp_path)
+    stored, source = stored_values(path), GgufSource(path)
+    name = f"{_DELTA}in_proj_qkvz.weight"
+    original = reference.state_dict()[name]
+    assert torch.equal(stored["blk.0.attn_qkv.weight"], original[:256])
+    assert torch.equal(stored["blk.0.attn_gate.weight"], original[256:])
+    assert torch.equal(source.tensor(name, torch.float32, CPU), original)
+    source.close()
+
+
 def test_a_fused_projection_may_have_two_types(tmp_path: Path) -> None:
     reference, path = saved(FAMILIES["qwen3next"][0] | _WIDE, "Q4_K_M", tmp_path)
     stored, source = stored_values(path), GgufSource(path)

@@ -295,16 +295,14 @@ def _delta_inputs(
     source: WeightSource, name: str, stored: Sequence[str], config: DecoderConfig
 ) -> dict[str, GgufMatrix]:
     """Split the fused projection of gated delta networks into that to queries, keys and values, and that to gates."""
-    delta = _delta_of(config)
-    whole = _in_order(
-        source, name, qkvz_order(delta.num_key_heads, delta.num_value_heads, delta.key_dim, delta.value_dim)
-    )
-    found, parts = {}, list(whole.matrices)
-    for own, height in zip(stored, (delta.channels, delta.value_width), strict=True):
-        matrices: list[StoredMatrix] = []
-        while sum(each.shape[0] for each in matrices) < height:
-            matrices.append(parts.pop(0))
-        found[own] = GgufMatrix(shape=(height, whole.shape[1]), matrices=matrices)
+    delta, whole = _delta_of(config), source.matrix(name)
+    order = qkvz_order(delta.num_key_heads, delta.num_value_heads, delta.key_dim, delta.value_dim)
+    if whole.shape[0] != len(order):
+        raise malformed(source, name, f"tensor {shown(name)} has {whole.shape[0]} rows: expected {len(order)}")
+    found: dict[str, GgufMatrix] = {}
+    for own, rows in zip(stored, torch.split(order, [delta.channels, delta.value_width]), strict=True):
+        matrices = [whole.rows(slice(first, end)) for first, end in runs(rows)]
+        found[own] = GgufMatrix(shape=(len(rows), whole.shape[1]), matrices=matrices)
     return found
 
 
