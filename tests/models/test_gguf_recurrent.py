@@ -4,6 +4,7 @@ are left out, older files are read, and what does not fit is refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from reference_decoding import CPU, logits, paged, random_prompt
+from safetensors.torch import save_file
 from test_gguf_families import FAMILIES, built, write
 from torch import Tensor
 
@@ -93,6 +95,31 @@ def test_quantized_values_are_in_hugging_faces_order(kind: str, tmp_path: Path) 
     # A block of Q8_0 has 32 columns, all of one head; one of Q4_K has those of four.
     assert type(output) is (BlockMatrix if kind == "Q8_0" else ReorderedColumns)
     source.close()
+
+
+def test_of_a_model_with_an_image_encoder_the_decoder_is_written(tmp_path: Path) -> None:
+    reference, path = saved(FAMILIES["qwen35"][0], "F32", tmp_path)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    tensors = {
+        name.replace("model.", "model.language_model."): values.contiguous()
+        for name, values in reference.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    others = {"model.visual.pos_embed.weight": torch.ones(4, 8), "mtp.fc.weight": torch.ones(64, 128)}
+    save_file(tensors | others, whole / "model.safetensors")
+    text = json.loads((tmp_path / "model" / "config.json").read_text())
+    config = {
+        "model_type": "qwen3_5",
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "text_config": text,
+        "tie_word_embeddings": True,
+    }
+    (whole / "config.json").write_text(json.dumps(config))
+    tiny.tokenizer().save(str(whole / "tokenizer.json"))
+    stored, expected = stored_values(write_gguf(whole, tmp_path / "whole.gguf", type="F32")), stored_values(path)
+    assert stored.keys() == expected.keys()
+    assert all(torch.equal(values, expected[name]) for name, values in stored.items())
 
 
 def test_one_value_head_per_key_head_has_one_order(tmp_path: Path) -> None:
