@@ -19,6 +19,7 @@ from drafting import NoDrafts
 from paged_sdk import (
     ConfigError,
     Constraint,
+    GgufModelBuilder,
     InvalidRequestError,
     IsqType,
     LayerTopology,
@@ -31,6 +32,7 @@ from paged_sdk import (
     TextModelBuilder,
     TextSpeculativeBuilder,
     Topology,
+    write_gguf,
 )
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.build.memory_plan import plan_memory
@@ -244,6 +246,18 @@ async def test_adapters_of_recurrent_layers_are_merged_weights(family: str, tmp_
         )
         for response, tokens in zip(got, expected, strict=True):
             assert response.choices[0].text == await model.detokenize(tokens)
+
+
+async def test_a_gguf_file_says_what_its_directory_says(checkpoint: Path, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapter", reference_of(checkpoint), targets=TARGETS)
+    file = write_gguf(checkpoint, tmp_path / "model.gguf", type="F32")
+    texts = []
+    for builder in (builder_of(checkpoint), GgufModelBuilder(file).with_dtype("float32").with_force_cpu()):
+        async with builder.with_num_threads(1).with_adapter(tmp_path / "adapter").build() as model:
+            got = [await model.send_completion_request(PROMPTS[0], GREEDY, adapter=each) for each in (None, "adapter")]
+            texts.append([each.choices[0].text for each in got])
+    assert texts[0] == texts[1]
+    assert texts[0][0] != texts[0][1]
 
 
 async def test_requantized_and_quantized_weights(checkpoint: Path) -> None:

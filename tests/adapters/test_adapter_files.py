@@ -445,14 +445,32 @@ def gguf_file(path: Path, *, tensors: dict[str, tuple[int, ...]], **values: Any)
 GOOD: dict[str, tuple[int, ...]] = {"blk.0.ffn_up.weight.lora_a": (4, 64), "blk.0.ffn_up.weight.lora_b": (128, 4)}
 
 
-def test_rows_in_another_order_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "matrix", "model_type"),
+    [
+        ("bloom", "attn_qkv", "bloom"),
+        ("qwen35", "attn_gate", "qwen3_5_text"),
+        ("qwen35moe", "ssm_out", "qwen3_5_moe_text"),
+        ("qwen3next", "attn_qkv", "qwen3_next"),
+    ],
+)
+def test_values_in_another_order_are_refused(architecture: str, matrix: str, model_type: str, tmp_path: Path) -> None:
     tensors: dict[str, tuple[int, ...]] = {
-        "blk.0.attn_qkv.weight.lora_a": (4, 64),
-        "blk.0.attn_qkv.weight.lora_b": (192, 4),
+        f"blk.0.{matrix}.weight.lora_a": (4, 64),
+        f"blk.0.{matrix}.weight.lora_b": (192, 4),
     }
-    path = gguf_file(tmp_path / "adapter.gguf", tensors=tensors, architecture="bloom")
-    with pytest.raises(AdapterError, match="rows bloom has in another order"):
+    path = gguf_file(tmp_path / "adapter.gguf", tensors=tensors, architecture=architecture)
+    with pytest.raises(AdapterError, match=f"values {model_type} has in another order"):
         read_gguf(path)
+
+
+def test_matrices_of_recurrent_layers_have_their_names(tmp_path: Path) -> None:
+    tensors: dict[str, tuple[int, ...]] = {
+        "blk.2.ssm_out.weight.lora_a": (4, 64),
+        "blk.2.ssm_out.weight.lora_b": (8, 4),
+    }
+    path = gguf_file(tmp_path / "adapter.gguf", tensors=tensors, architecture="qwen3next")
+    assert list(read_gguf(path).modules) == ["model.layers.2.linear_attn.out_proj"]
 
 
 def test_scales_of_gguf_files(tmp_path: Path) -> None:

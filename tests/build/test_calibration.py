@@ -15,8 +15,11 @@ from transformers import AutoModelForCausalLM
 import tiny
 from paged_sdk import ConfigError, write_gguf
 from paged_sdk.build.calibration import calibrate
+from paged_sdk.build.importance import load_importance
+from paged_sdk.config.build import BuildSettings
 from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS
+from paged_sdk.weights.checkpoint import open_checkpoint
 from paged_sdk.weights.gguf.file import GgufFile
 from paged_sdk.weights.importance import ImportanceMatrix, read_importance
 
@@ -174,6 +177,64 @@ def test_mlps_without_a_gate(family: str, tmp_path: Path, text: Path) -> None:
     names = ("mlp.c_fc", "mlp.c_proj") if family == "starcoder2" else ("mlp.up_proj", "mlp.down_proj")
     for own, name in zip(("ffn_up", "ffn_down"), names, strict=True):
         assert relative(found.means(f"blk.1.{own}.weight"), expected[f"model.layers.1.{name}"]) < 1e-4, own
+
+
+_DELTA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_NEXT: dict[str, Any] = {
+    "mlp_only_layers": [],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "names"),
+    [
+        ("qwen3_5_text", _DELTA, {"attn_qkv": "in_proj_qkv", "attn_gate": "in_proj_z", "ssm_alpha": "in_proj_a"}),
+        (
+            "qwen3_next",
+            _DELTA | _NEXT,
+            {"attn_qkv": "in_proj_qkvz", "attn_gate": "in_proj_qkvz", "ssm_ba": "in_proj_ba"},
+        ),
+    ],
+)
+def test_gated_delta_networks(
+    family: str, config: dict[str, Any], names: dict[str, str], tmp_path: Path, text: Path
+) -> None:
+    path = tiny.make_other_checkpoint(family, tmp_path / "model", **config)
+    found = calibrate(path, text, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    token_ids = tiny.tokenizer().encode(TEXT, add_special_tokens=False).ids
+    with torch.inference_mode(), squares_of(model) as expected:
+        model(torch.tensor([token_ids]))
+    for own, name in names.items():
+        assert relative(found.means(f"blk.2.{own}.weight"), expected[f"model.layers.2.linear_attn.{name}"]) < 1e-4
+    assert relative(found.means("blk.1.attn_q.weight"), expected["model.layers.1.self_attn.q_proj"]) < 1e-4
+    output = expected["model.layers.2.linear_attn.out_proj"]
+    # In files of qwen35, the three value heads of a key head are not side by side.
+    heads = output.view(2, 3, 16).transpose(0, 1).flatten() if family == "qwen3_5_text" else output
+    assert relative(found.means("blk.2.ssm_out.weight"), heads) < 1e-4
+    # The file of what was collected has an entry for each of its own matrices, and serves the checkpoint's.
+    kept = tmp_path / "kept.gguf"
+    written = write_gguf(path, tmp_path / "m.gguf", type="Q4_0", calibrate=text, imatrix_out=kept)
+    assert found.sums.keys() <= GgufFile(written).tensors.keys()
+    opened = open_checkpoint(path)
+    importance = load_importance(opened, BuildSettings(imatrix=kept), lambda: None)
+    opened.source.close()
+    assert importance is not None
+    weights = importance.of("model.layers.2.linear_attn.out_proj.weight", ())
+    assert weights is not None
+    weights, wanted = weights / weights.mean(), output / output.mean()
+    assert relative(weights, wanted) < 0.05  # bfloat16; in the file's order it is 0.4
 
 
 def test_what_cannot_be_calibrated_on(tiny_checkpoint: Path, tmp_path: Path, text: Path) -> None:

@@ -308,6 +308,33 @@ class TestMixtures:
         assert {name: BLOCK_FORMATS[types[f"blk.8.{name}.weight"]].name for name in expected} == expected
         assert BLOCK_FORMATS[types["output.weight"]].name == "Q6_K"
 
+    def test_values_are_counted_where_not_all_layers_have_some(self) -> None:
+        # As in Qwen 3.5 of 32 layers, and in LFM2 of 16.
+        fused = {f"blk.{layer}.{'attn_v' if layer % 4 == 3 else 'attn_qkv'}.weight": (512, 4096) for layer in range(32)}
+        few = {f"blk.{layer}.attn_v.weight": (512, 2048) for layer in (2, 5, 8, 10, 12, 14)}
+        for shapes, num_layers, rich in (
+            (fused, 32, [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]),
+            (few, 16, [8, 14]),
+        ):
+            types = tensor_types("Q4_K_M", shapes, ModelShape(num_layers=num_layers, queries_per_key=4))
+            found = [name for name, number in types.items() if BLOCK_FORMATS[number].name == "Q6_K"]
+            assert [int(name.split(".")[1]) for name in found] == rich
+
+    def test_what_gated_delta_networks_keep_exactly(self) -> None:
+        shapes: dict[str, tuple[int, ...]] = {
+            "blk.0.ssm_conv1d.weight": (8192, 4),
+            "blk.0.ssm_a": (32,),
+            "blk.0.ssm_dt.bias": (32,),
+            "blk.0.ssm_norm.weight": (128,),
+            "blk.0.ssm_alpha.weight": (32, 4096),
+            "blk.0.ssm_out.weight": (4096, 4096),
+            "blk.0.attn_gate.weight": (4096, 4096),
+        }
+        types = tensor_types("Q4_K_M", shapes, ModelShape(num_layers=32))
+        assert {name: BLOCK_FORMATS[number].name for name, number in types.items()} == dict.fromkeys(
+            ("blk.0.ssm_alpha.weight", "blk.0.ssm_out.weight", "blk.0.attn_gate.weight"), "Q4_K"
+        )
+
     def test_narrow_rows_and_tied_embeddings(self) -> None:
         shapes = {"token_embd.weight": (512, 576), "blk.0.attn_q.weight": (576, 576), "blk.0.ffn_up.weight": (8, 24)}
         types = tensor_types("Q4_K_S", shapes, ModelShape(num_layers=1, has_output=False))

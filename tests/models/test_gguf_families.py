@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import gguf
@@ -49,8 +50,27 @@ _COMMON: Final[dict[str, Any]] = {
 _TIED: Final = {"tie_word_embeddings": True}
 #: Of families whose heads share the hidden size and have keys of their own.
 _WIDE: Final = {"intermediate_size": 256, "num_key_value_heads": 4, "head_dim": ABSENT}
+_EXPERTS: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_EXPERT_KEYS: Final = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+_SHARED: Final = {"shared_expert_intermediate_size": 48}
+_SHARED_KEYS: Final = {"expert_shared_feed_forward_length": 48}
+_DELTA: Final = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+_DELTA_KEYS: Final = {
+    "rope.dimension_count": 4,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 6,
+    "ssm.inner_size": 192,
+}
+_KINDS: Final = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
 # By GGUF's architecture: the config that makes the model, and the keys that only this architecture has.
-FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int]]]]] = {
+FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] | list[bool]]]]] = {
     "gemma": ({"model_type": "gemma", **_TIED}, {}),
     "granite": (
         {
@@ -88,6 +108,42 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int]]]
         },
         {"attention.head_count_kv": [0, 0, 2, 0], "shortconv.l_cache": 3},
     ),
+    "lfm2moe": (
+        {
+            "model_type": "lfm2_moe",
+            **_TIED,
+            **_EXPERTS,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "num_dense_layers": 1,
+        },
+        {
+            "attention.head_count_kv": [0, 2, 0, 2],
+            "shortconv.l_cache": 3,
+            **_EXPERT_KEYS,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+        },
+    ),
+    "qwen3next": (
+        {"model_type": "qwen3_next", **_DELTA, **_EXPERTS, **_SHARED, "mlp_only_layers": []},
+        {**_DELTA_KEYS, **_EXPERT_KEYS, **_SHARED_KEYS, "full_attention_interval": 4},
+    ),
+    "qwen35": (
+        {"model_type": "qwen3_5_text", **_DELTA, **_TIED},
+        {**_DELTA_KEYS, "rope.dimension_sections": [1, 1, 0, 0]},
+    ),
+    "qwen35moe": (
+        {"model_type": "qwen3_5_moe_text", **_DELTA, **_EXPERTS, **_SHARED},
+        {**_DELTA_KEYS, **_EXPERT_KEYS, **_SHARED_KEYS, "rope.dimension_sections": [1, 1, 0, 0]},
+    ),
+    "qwen35 with layers in no order": (
+        {"model_type": "qwen3_5_text", **_DELTA, "layer_types": _KINDS},
+        {
+            **_DELTA_KEYS,
+            "rope.dimension_sections": [1, 1, 0, 0],
+            "attention.recurrent_layers": [kind == "linear_attention" for kind in _KINDS],
+        },
+    ),
     "nemotron": ({"model_type": "nemotron"}, {"rope.dimension_count": 8}),
     "olmoe": (
         {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
@@ -123,13 +179,63 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int]]]
     ),
 }
 _PERMUTED: Final = ("granite", "smollm3", "arcee")
-_NORMS_LESS_1: Final = ("gemma", "nemotron")
+_NORMS_LESS_1: Final = ("gemma", "nemotron", "qwen3next", "qwen35", "qwen35moe")
 
 
-def write(architecture: str, reference: Any, own: Mapping[str, float | list[int]], path: Path) -> None:
+def delta_tensors(name: str, tensor: torch.Tensor, architecture: str) -> dict[str, torch.Tensor]:
+    """Return what the converter makes of a tensor of a gated delta network, by GGUF name."""
+    layer, own = f"blk.{name.split('.')[2]}", name.split(".linear_attn.")[1].removesuffix(".weight")
+    key_heads, each, size = 2, 3, 32
+    keys = 2 * key_heads * size
+    if own == "in_proj_qkvz":
+        groups = tensor.view(key_heads, -1, tensor.shape[1])
+        query, key, value, gate = (part.flatten(0, 1) for part in torch.split(groups, [size, size, 96, 96], 1))
+        return {
+            f"{layer}.attn_qkv.weight": torch.cat([query, key, value]),
+            f"{layer}.attn_gate.weight": gate,
+        }
+
+    def tiled(values: torch.Tensor, width: int) -> torch.Tensor:
+        if architecture == "qwen3next":
+            return values
+        return values.view(key_heads, each, width, *values.shape[1:]).transpose(0, 1).reshape(values.shape)
+
+    match own:
+        case "in_proj_ba":
+            return {f"{layer}.ssm_ba.weight": tensor}
+        case "in_proj_qkv":
+            return {f"{layer}.attn_qkv.weight": torch.cat([tensor[:keys], tiled(tensor[keys:], size)])}
+        case "conv1d":
+            values = tensor[:, 0]
+            return {f"{layer}.ssm_conv1d.weight": torch.cat([values[:keys], tiled(values[keys:], size)])}
+        case "in_proj_z":
+            return {f"{layer}.attn_gate.weight": tiled(tensor, size)}
+        case "in_proj_a":
+            return {f"{layer}.ssm_alpha.weight": tiled(tensor, 1)}
+        case "in_proj_b":
+            return {f"{layer}.ssm_beta.weight": tiled(tensor, 1)}
+        case "A_log":
+            return {f"{layer}.ssm_a": tiled(-tensor.exp(), 1)}
+        case "dt_bias":
+            return {f"{layer}.ssm_dt.bias": tiled(tensor, 1)}
+        case "out_proj":
+            return {f"{layer}.ssm_out.weight": tiled(tensor.T, size).T}
+    assert own == "norm"
+    return {f"{layer}.ssm_norm.weight": tensor}
+
+
+def write(
+    architecture: str,
+    reference: Any,
+    own: Mapping[str, float | list[int] | list[bool] | None],
+    path: Path,
+    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> None:
     """Write a model as llama.cpp's converter does.
 
     :param architecture: GGUF's name of it, and after a space what tells it from others of that name
+    :param own: keys that only this architecture has, or has with another value; None: it lacks the key
+    :param others: more tensors, by GGUF name
     """
     architecture = architecture.partition(" ")[0]
     config, writer = reference.config, gguf.GGUFWriter(path, architecture)
@@ -149,6 +255,8 @@ def write(architecture: str, reference: Any, own: Mapping[str, float | list[int]
         **own,
     }
     for key, value in values.items():
+        if value is None:
+            continue
         if isinstance(value, list):
             writer.add_array(f"{architecture}.{key}", value)
             continue
@@ -173,6 +281,14 @@ def write(architecture: str, reference: Any, own: Mapping[str, float | list[int]
             assert head == f"{len(heads_of[stem]) - 1}.weight"
             count = config.num_attention_heads if ".q_" in stem else config.num_key_value_heads
             parts = {f"{stem}.weight": torch.stack(heads_of[stem])} if len(heads_of[stem]) == count else {}
+        if ".linear_attn." in name:
+            for own_name, converted in delta_tensors(name, tensor, architecture).items():
+                writer.add_tensor(own_name, converted.contiguous().numpy())
+            continue
+        if name.endswith(".expert_bias"):
+            parts = {f"{name}.bias": tensor}
+        if name.endswith(".shared_expert_gate.weight"):
+            parts = {name: tensor[0]}
         for part, part_values in parts.items():
             array = part_values.contiguous().numpy()
             if architecture in _PERMUTED and (".q_proj." in part or ".k_proj." in part):
@@ -192,16 +308,27 @@ def write(architecture: str, reference: Any, own: Mapping[str, float | list[int]
             stored = names.get_name(own_name, try_suffixes=(".weight", ".bias"))
             assert stored is not None, part
             writer.add_tensor(stored, array)
+    for own_name, tensor in others.items():
+        writer.add_tensor(own_name, tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
+def built(config: dict[str, Any], directory: Path) -> Any:
+    """Build the model of a config, which is added to :data:`_COMMON`."""
+    reference = reference_of(_COMMON | config, directory)
+    for name, buffer in reference.named_buffers():
+        if name.endswith(".expert_bias"):  # zeros, otherwise
+            buffer.copy_(torch.tensor([0.5, -0.2, 0.1, 0.3]))
+    return reference
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_logits_are_those_of_the_model(architecture: str, tmp_path: Path) -> None:
-    config, own = FAMILIES[architecture]
-    reference: Any = reference_of(_COMMON | config, tmp_path)
+    own = FAMILIES[architecture][1]
+    reference = built(FAMILIES[architecture][0], tmp_path)
     prompt = random_prompt(40)
     with torch.inference_mode():
         expected = reference(torch.tensor([prompt])).logits[0]
@@ -254,6 +381,16 @@ def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) 
         {"model_type": "olmo3", "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2},
         {"model_type": "gptj", **_WIDE, "rotary_dim": 8},
         {"model_type": "lfm2", **_TIED, "layer_types": ["conv", "full_attention"] * 2, "conv_bias": True},
+        {"model_type": "lfm2", **_TIED, "layer_types": ["full_attention"] * 4},
+        FAMILIES["lfm2moe"][0] | {"routed_scaling_factor": 1.5},
+        FAMILIES["lfm2moe"][0] | {"norm_topk_prob": False},
+        FAMILIES["lfm2moe"][0] | {"use_expert_bias": False},
+        FAMILIES["qwen3next"][0] | {"norm_topk_prob": False},
+        FAMILIES["qwen3next"][0] | {"mlp_only_layers": [1]},
+        FAMILIES["qwen3next"][0] | {"num_experts": 0},
+        FAMILIES["qwen35"][0] | {"linear_value_head_dim": 16},
+        FAMILIES["qwen35"][0] | {"attention_bias": True},
+        FAMILIES["qwen35"][0] | {"layer_types": ["full_attention"] * 4},
     ],
 )
 def test_what_llama_cpp_does_not_compute_is_not_written(config: dict[str, Any], tmp_path: Path) -> None:
@@ -264,10 +401,17 @@ def test_what_llama_cpp_does_not_compute_is_not_written(config: dict[str, Any], 
     assert not (tmp_path / "written.gguf").exists()
 
 
-@pytest.mark.parametrize("architecture", ["falcon", "falcon with two norms", "bloom", "stablelm with norms of heads"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        *("falcon", "falcon with two norms", "bloom", "stablelm with norms of heads"),
+        *("qwen35 with layers in no order", "qwen35moe"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("lfm2moe", "qwen3next")),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
 def test_transformers_reads_what_becomes_of_a_file(architecture: str, tmp_path: Path) -> None:
-    reference: Any = reference_of(_COMMON | FAMILIES[architecture][0], tmp_path)
+    reference = built(FAMILIES[architecture][0], tmp_path)
     reference.save_pretrained(tmp_path / "model")
     tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
     path = write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32")
@@ -305,7 +449,7 @@ def test_quantized_rows_keep_their_blocks_in_another_order(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_checkpoint_is_written_and_read_back(architecture: str, tmp_path: Path) -> None:
-    reference: Any = reference_of(_COMMON | FAMILIES[architecture][0], tmp_path)
+    reference = built(FAMILIES[architecture][0], tmp_path)
     reference.save_pretrained(tmp_path / "model")
     tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
     source = GgufSource(write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32"))

@@ -8,8 +8,9 @@ import gguf
 import numpy as np
 import pytest
 
+from paged_sdk.weights.gguf.architecture import EACH
 from paged_sdk.weights.gguf.metadata import _NUMBERS
-from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH
+from paged_sdk.weights.gguf.names import ARCHITECTURES
 
 NUMBERS: Final = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 # Transformers' classes of these have other names than their checkpoints: tests/calls/test_gguf_encoders.py judges them.
@@ -20,18 +21,31 @@ RENAMED: Final = ("bert", "nomic-bert", "modern-bert", "eurobert")
 def test_names_are_the_converters(name: str) -> None:
     architecture, names = ARCHITECTURES[name], gguf.get_tensor_name_map(NUMBERS[name], 3)
     for stem, block_name in architecture.block_names.items():
-        is_bare = stem == "attn_sinks"  # which Hugging Face names without an ending
-        for kind in ("weight",) if is_bare else ("weight", "bias"):
+        for kind in ("weight", "bias"):
             found = architecture.hugging_face_name(f"blk.2.{stem}.{kind}")
-            ending = "" if is_bare else f".{kind}"
-            assert found == f"{architecture.body}{architecture.layers}.2.{block_name}{ending}"
+            assert found == f"{architecture.body}{architecture.layers}.2.{block_name}.{kind}"
             assert architecture.gguf_name(found) == f"blk.2.{stem}.{kind}"
             # The converter stacks experts and norms of heads, whose names then have no number.
             original = found.replace(f".norms.{EACH}.", ".").replace(f".{EACH}.", ".")
-            if name == "bloom":  # whose released checkpoints have no prefix
+            # Bloom's released checkpoints have no prefix, nor do the converter's names of lfm2moe's experts.
+            if name == "bloom" or (name == "lfm2moe" and ".experts." in original):
                 original = original.removeprefix(architecture.body)
-            original += ".weight" if is_bare else ""  # which the converter adds
             assert names.get_name(original, try_suffixes=(".weight", ".bias")) == f"blk.2.{stem}.{kind}"
+    for own, bare in architecture.bare_names.items():
+        found = architecture.hugging_face_name(f"blk.2.{own}")
+        assert found == f"{architecture.body}{architecture.layers}.2.{bare}"
+        assert architecture.gguf_name(found) == f"blk.2.{own}"
+        # The converter gives names an ending, or another.
+        stem, dot, kind = own.partition(".")
+        original = found.replace("dt_bias", "dt_proj") + dot + kind
+        assert names.get_name(original, try_suffixes=(".weight", ".bias")) == f"blk.2.{own}"
+        assert architecture.hugging_face_name(f"blk.2.{stem}.other") is None
+    for whole, stems in architecture.joined.items():
+        found = f"{architecture.body}{architecture.layers}.2.{whole}.weight"
+        assert architecture.joined_names(found) == tuple(f"blk.2.{stem}.weight" for stem in stems)
+        assert all(architecture.hugging_face_name(f"blk.2.{stem}.weight") == found for stem in stems)
+        known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[NUMBERS[name]]}
+        assert {f"blk.{{bid}}.{stem}" for stem in stems} <= known
     for stem, block_name in architecture.beside_names.items():
         both = architecture.of_file(["blk.0.attn_norm_2.weight"])
         found = both.hugging_face_name(f"blk.2.{stem}.weight")
@@ -41,7 +55,8 @@ def test_names_are_the_converters(name: str) -> None:
         assert architecture.hugging_face_name(f"{stem}.weight") == f"{original}.weight"
         if name == "bloom":
             original = original.removeprefix(architecture.body)
-        is_always_tied = name in ("gemma", "gemma2", "command-r", "cohere2") and original == "lm_head"
+        always_tied = ("gemma", "gemma2", "command-r", "cohere2", "lfm2moe")
+        is_always_tied = name in always_tied and original == "lm_head"
         is_made = original == "score"  # of two rows of the output projection
         assert names.get_name(original) == (None if is_always_tied or is_made else stem)
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from paged_sdk.adapters.adapter import Adapter, ModuleUpdate
 from paged_sdk.errors import AdapterError, ModelLoadError, shown
 from paged_sdk.kernels.quantized.gguf_blocks import dequantize
+from paged_sdk.weights.gguf.architecture import EACH, GgufArchitecture
 from paged_sdk.weights.gguf.file import open_gguf
-from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH, GgufArchitecture
+from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.gguf.tensor import GgufTensor
 
 __all__ = ["read_gguf"]
@@ -85,9 +86,9 @@ def _update(
     if name is None or EACH in name:
         what = f"tensor {shown(tensor)} is of a matrix that {architecture.model_type} has not, or of experts"
         raise AdapterError(f"{path}: {what}", path=path, tensor=tensor)
-    if architecture.grouped_qkv and ".attn_qkv." in matrix:
-        # The rows are in GGUF's order, and the file lacks the number of KV heads, which undoing it would need.
-        what = f"tensor {shown(tensor)} is of a matrix whose rows {architecture.model_type} has in another order"
+    if architecture.moves_values(matrix):
+        # The file lacks the numbers of heads, which undoing GGUF's order would need.
+        what = f"tensor {shown(tensor)} is of a matrix whose values {architecture.model_type} has in another order"
         raise AdapterError(f"{path}: {what}, which is not supported", path=path, tensor=tensor)
     down, up = _values(sides["a"]), _values(sides["b"])
     rank = down.shape[0]

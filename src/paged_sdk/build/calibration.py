@@ -21,6 +21,7 @@ from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
+from paged_sdk.models.gated_delta_block import GatedDeltaBlock
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
@@ -34,6 +35,7 @@ from paged_sdk.system.files import read_text
 from paged_sdk.types.step import StepRow
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.gguf.config_export import gguf_architecture
+from paged_sdk.weights.gguf.export import column_order
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.importance import ImportanceMatrix
 
@@ -179,7 +181,9 @@ class _Collector:
 
     def __init__(self, model: DecoderModel) -> None:
         architecture = gguf_architecture(model.config)
-        self._own_names = ARCHITECTURES[architecture].block_names
+        known = ARCHITECTURES[architecture]
+        self._own_names = {*known.block_names, *(stem for stems in known.joined.values() for stem in stems)}
+        self._config = model.config
         self._squares: dict[str, _Squares] = {}
         for index, layer in enumerate(model.layers):
             self._watch_layer(f"blk.{index}.", layer, architecture)
@@ -193,21 +197,32 @@ class _Collector:
         :raises CheckpointError: activations are not finite
         """
         source = f"calibration on {text.name}"
-        sums = {name: squares.sums.float() for name, squares in self._squares.items()}
+        sums = {name: self._in_order(name, squares.sums.float()) for name, squares in self._squares.items()}
         bad = next((name for name, each in sums.items() if not bool(each.isfinite().all())), None)
         if bad is not None:
             raise CheckpointError(f"{source}: what tensor {bad} multiplies is not finite")
         counts = {name: squares.counts.float() for name, squares in self._squares.items()}
         return ImportanceMatrix(source=source, sums=sums, counts=counts, texts=(str(text),), num_chunks=num_chunks)
 
+    def _in_order(self, name: str, sums: Tensor) -> Tensor:
+        """Return sums by column in the order in which GGUF has a tensor's columns."""
+        order = column_order(self._config, name)
+        return sums if order is None else sums[:, order]
+
     def _watch_layer(self, prefix: str, layer: DecoderLayer, architecture: str) -> None:
         mixer, mlp = layer.mixer, layer.mlp
         if isinstance(mixer, ShortConvBlock):
             mixer.input = self._watched(prefix, ("shortconv.in_proj",), mixer.input)
             mixer.output = self._watched(prefix, ("shortconv.out_proj",), mixer.output)
+        elif isinstance(mixer, GatedDeltaBlock):
+            mixer.input = self._watched(prefix, ("attn_qkv", "attn_gate"), mixer.input)
+            mixer.rates = self._watched(prefix, ("ssm_beta", "ssm_alpha", "ssm_ba"), mixer.rates)
+            mixer.output = self._watched(prefix, ("ssm_out",), mixer.output)
         else:
             attention = layer.attention
-            attention.qkv = self._watched(prefix, ("attn_q", "attn_k", "attn_v", "attn_qkv"), attention.qkv)
+            apart = ("attn_q", "attn_k", "attn_v")
+            names = apart if self._own_names.issuperset(apart) else ("attn_qkv",)
+            attention.qkv = self._watched(prefix, names, attention.qkv)
             attention.output = self._watched(prefix, ("attn_output",), attention.output)
         if isinstance(mlp, GatedMlp):
             self._watch_mlp(prefix, mlp, "")

@@ -18,10 +18,11 @@ from paged_sdk.logs import get_logger
 from paged_sdk.models.checkpoint_layout import names_in, read_shape
 from paged_sdk.models.family import find_family
 from paged_sdk.weights.checkpoint import Checkpoint
+from paged_sdk.weights.gguf.architecture import EACH
 from paged_sdk.weights.gguf.config_export import gguf_architecture
-from paged_sdk.weights.gguf.export import CheckpointNames, GgufPlace, gguf_places
+from paged_sdk.weights.gguf.export import CheckpointNames, GgufPlace, column_order, gguf_places
 from paged_sdk.weights.gguf.mixtures import is_quantizable
-from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH
+from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.importance import ImportanceMatrix, read_importance
 
 __all__ = ["CheckpointImportance", "checkpoint_names", "load_importance"]
@@ -35,11 +36,13 @@ class CheckpointImportance:
 
     :ivar places: by checkpoint name, the tensor's place in GGUF
     :ivar sizes: by GGUF name, the number of matrices in a tensor and their number of columns
+    :ivar columns: by GGUF name, the index in GGUF of each of the checkpoint's columns, where the order is another
     """
 
     matrix: ImportanceMatrix
     places: Mapping[str, GgufPlace]
     sizes: Mapping[str, tuple[int, int]]
+    columns: Mapping[str, Tensor]
 
     @property
     def source(self) -> str:
@@ -58,7 +61,10 @@ class CheckpointImportance:
             member, *parts = index
             stored = place.names[parts[0] if parts else 0]
         found = self.matrix.column_weights(stored, *self.sizes[stored], only=member)
-        return None if found is None else found[0]
+        if found is None:
+            return None
+        order = self.columns.get(stored)
+        return found[0] if order is None else found[0][order]
 
 
 def load_importance(
@@ -144,5 +150,7 @@ def _of_checkpoint(matrix: ImportanceMatrix, checkpoint: Checkpoint, config: Dec
             if is_quantizable(own, shape):
                 wanted[own] = None
     matrix.check_model(sizes, wanted)
+    orders = {own: column_order(config, own) for own in sizes}
+    columns = {own: order.argsort() for own, order in orders.items() if order is not None}
     _log.info("Errors of quantized weights are weighted by %s.", matrix.source)
-    return CheckpointImportance(matrix=matrix, places=places, sizes=sizes)
+    return CheckpointImportance(matrix=matrix, places=places, sizes=sizes, columns=columns)

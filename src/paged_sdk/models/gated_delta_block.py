@@ -17,6 +17,7 @@ from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.linear import Linear
+from paged_sdk.weights.qkv_order import group_order, qkvz_order
 
 __all__ = ["GatedDeltaBlock", "load_gated_delta_block"]
 
@@ -135,13 +136,13 @@ def load_gated_delta_block(
             [f"{prefix}in_proj_{name}" for name in names[0]],
             in_features=hidden,
             out_features=(delta.channels, delta.value_width),
-            order=_input_order(delta) if delta.is_grouped else None,
+            order=qkvz_order(delta.num_key_heads, heads, delta.key_dim, delta.value_dim) if delta.is_grouped else None,
         ),
         rates=loader.linear(
             [f"{prefix}in_proj_{name}" for name in names[1]],
             in_features=hidden,
             out_features=(heads, heads),
-            order=_group_order(delta, [heads // delta.num_key_heads] * 2) if delta.is_grouped else None,
+            order=group_order(delta.num_key_heads, [heads // delta.num_key_heads] * 2) if delta.is_grouped else None,
         ),
         output=loader.linear([f"{prefix}out_proj"], in_features=delta.value_width, out_features=(hidden,)),
         conv=loader.tensor(f"{prefix}conv1d.weight", delta.channels, 1, delta.kernel_size).squeeze(1),
@@ -149,17 +150,3 @@ def load_gated_delta_block(
         step_bias=step_bias.to(wide),
         norm=RMSNorm(loader.tensor(f"{prefix}norm.weight", delta.value_dim), config.norm_eps),
     )
-
-
-def _input_order(delta: GatedDeltaConfig) -> Tensor:
-    per_group = delta.value_width // delta.num_key_heads
-    return _group_order(delta, [delta.key_dim, delta.key_dim, per_group, per_group])
-
-
-def _group_order(delta: GatedDeltaConfig, heights: list[int]) -> Tensor:
-    """Return the permutation of rows in groups per key head that puts the same parts of all groups side by side.
-
-    :param heights: rows of each part of a group
-    """
-    rows = torch.arange(delta.num_key_heads * sum(heights)).view(delta.num_key_heads, -1)
-    return torch.cat([part.flatten() for part in torch.split(rows, heights, 1)])

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from copy import copy
 
 import torch
-from attrs import evolve
 from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError, UnsupportedQuantizationError, shown
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.quantized.reordered_matrix import JoinedMatrix
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.logs import get_logger
 from paged_sdk.models.adaptable_shape import outputs_of, rows_of
@@ -239,21 +239,15 @@ class WeightLoader:
         tensor_name, height = f"{name}.weight", sum(out_features)
         self._check_shape(tensor_name, (height, in_features))
         if rows is not None:
-            parts = [part[own] for part, own in zip(torch.split(order, list(out_features)), rows, strict=True)]
-            order, out_features = torch.cat(parts), list(map(len, parts))
-        stored = self._source.matrix(tensor_name)
-        matrix: StoredMatrix
-        if isinstance(stored, BlockMatrix):
-            matrix = BlockMatrix(stored.tensor_type, stored.blocks[order])
-        else:
-            matrix = DenseMatrix(self.values(tensor_name, height, in_features)[order])
+            own = [part[kept] for part, kept in zip(torch.split(order, list(out_features)), rows, strict=True)]
+            order, out_features = torch.cat(own), list(map(len, own))
+        parts = self._parts_in_order(tensor_name, order, out_features)
         biases: Sequence[Tensor | None] = [None] * len(out_features)
         if bias:
             bias_rows = self.tensor(f"{name}.bias", height)[order.to(self._device)]
             biases = torch.split(bias_rows, list(out_features))
         cut = "" if rows is None else str(list(rows))
-        named = NamedMatrix(tensor_name, matrix)
-        matrices = [evolve(each, cut=cut) for each in named.split(out_features)]
+        matrices = [NamedMatrix(tensor_name, part, (number,), cut) for number, part in enumerate(parts)]
         self._note_narrow(matrices[:1], Role.LINEAR)
         linear = self._policy.linear(matrices, biases, Role.LINEAR, dtype=self._dtype, device=self._device)
         self._loaded(tensor_name)
@@ -266,6 +260,18 @@ class WeightLoader:
         )
         self._add_adaptable(shape)
         return AdaptableLinear(linear, shape.name)
+
+    def _parts_in_order(self, name: str, order: Tensor, heights: Sequence[int]) -> list[StoredMatrix]:
+        """Return a permutation of a matrix's rows, in parts of some numbers of rows; quantized rows are not decoded."""
+        stored = self._source.matrix(name)
+        if isinstance(stored, JoinedMatrix) and (parts := stored.whole_parts(order, heights)) is not None:
+            return parts
+        matrix: StoredMatrix
+        if isinstance(stored, BlockMatrix):
+            matrix = BlockMatrix(stored.tensor_type, stored.blocks[order])
+        else:
+            matrix = DenseMatrix(self.values(name, *stored.shape)[order])
+        return [each.matrix for each in NamedMatrix(name, matrix).split(heights)]
 
     def experts(
         self, gate_up: ExpertStack, down: ExpertStack, *, extras: ExpertExtras | None, join: ColumnJoin | None

@@ -17,6 +17,7 @@ from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.own_pages import own_pages
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.quantized.grouped_matrix import UnreadGroupedMatrix
+from paged_sdk.kernels.quantized.reordered_matrix import ReorderedColumns
 from paged_sdk.kernels.quantized.stored_matrix import DecodedMatrix, StoredMatrix
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.dense_experts import DenseExperts
@@ -25,6 +26,7 @@ from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place, find_forms
 from paged_sdk.quant.isq import blocks_for, blocks_of, can_be_quantized, for_head, quantize_stored
 from paged_sdk.quant.linear import Linear, concatenated_biases
+from paged_sdk.quant.reordered_input import ReorderedInputLinear
 from paged_sdk.quant.side_by_side import SideBySideLinear
 
 __all__ = ["DENSE", "ExpertStack", "NamedMatrix", "Role", "WeightPolicy"]
@@ -263,6 +265,10 @@ class WeightPolicy:
     def _linear(
         self, matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None], place: Place, *, is_head: bool
     ) -> Linear | None:
+        if len(matrices) == 1 and isinstance(matrices[0], ReorderedColumns):
+            stored, order, width = matrices[0].stored, matrices[0].order, matrices[0].width
+            base = self._linear([stored], biases, place, is_head=is_head)
+            return None if base is None else ReorderedInputLinear(base, order.to(place.device), width)
         for form in self.forms:
             if (linear := form.linear(matrices, biases, place, is_head=is_head)) is not None:
                 return linear

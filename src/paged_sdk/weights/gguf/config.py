@@ -9,7 +9,7 @@ from typing import Any
 
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.weights.gguf.encoders import ENCODERS
-from paged_sdk.weights.gguf.families import FAMILIES, biases_of, norm_eps
+from paged_sdk.weights.gguf.families import FAMILIES, biases_of, delta_config, norm_eps
 from paged_sdk.weights.gguf.model import GgufModel
 from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
 from paged_sdk.weights.gguf.tensor import GgufTensor
@@ -23,13 +23,14 @@ GEMMA3_PERIOD, GEMMA3_LOCAL_THETA = 6, 10_000.0
 _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 
 # Architectures that may have experts, and MoE keys of other architectures, which are refused.
-_MIXTURES = frozenset({"llama", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss"})
+_MIXTURES = frozenset({"llama", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe"})
+_SHARES = frozenset({"qwen2moe", "qwen3next", "qwen35moe"})  # of these, those with a shared expert
 _SHARED_SIZE = "expert_shared_feed_forward_length"
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", _SHARED_SIZE)
-_SOFTMAX_GATE = 1
+_SOFTMAX_GATE, _SIGMOID_GATE = 1, 2
 
 # Architectures that may rotate only a part of each head.
-_PARTLY_ROTATED = frozenset({"phi3", "glm4", "nemotron", "phi2", "stablelm"})
+_PARTLY_ROTATED = frozenset({"phi3", "glm4", "nemotron", "phi2", "stablelm", "qwen3next", "qwen35", "qwen35moe"})
 
 # Tensors of rotary scaling factors, and the architectures for which llama.cpp reads them.
 _DIVISORS = "rope_freqs.weight"
@@ -133,7 +134,7 @@ def _common(model: GgufModel) -> dict[str, Any]:
         "model_type": ARCHITECTURES[model.architecture].model_type,
         "vocab_size": model.tensor("token_embd.weight").shape[0],
         "hidden_size": model.integer("embedding_length"),
-        "intermediate_size": model.integer("feed_forward_length"),
+        "intermediate_size": _mlp_size(model),
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": max(model.of_layers("attention.head_count_kv", num_heads)),
@@ -152,6 +153,13 @@ def _common(model: GgufModel) -> dict[str, Any]:
     return config
 
 
+def _mlp_size(model: GgufModel) -> int:
+    """Return the width of dense MLPs; files of qwen35moe, which has none, state that of an expert alone."""
+    if model.architecture == "qwen35moe" and model.metadata.get("qwen35moe.feed_forward_length") is None:
+        return model.integer("expert_feed_forward_length")
+    return model.integer("feed_forward_length")
+
+
 def _biases(model: GgufModel) -> dict[str, Any]:
     """Return the config's bias fields: for each group of matrices, whether any of them has a bias."""
     there = {name.split(".")[-2] for name in model.tensors if name.endswith(".bias")}
@@ -165,13 +173,14 @@ def _experts(model: GgufModel) -> dict[str, Any]:
         return {}
     if model.architecture not in _MIXTURES:
         raise model.unsupported("experts")
-    own = (_SHARED_SIZE,) if model.architecture == "qwen2moe" else ()
+    own = (_SHARED_SIZE,) if model.architecture in _SHARES else ()
     for key in _OTHER_MIXTURES:
         if key not in own and model.number(key, 0):
             raise model.unsupported(f"metadata {model.architecture}.{key}")
     if (scale := model.number("expert_weights_scale", 0.0)) not in (0.0, 1.0):
         raise model.unsupported(f"metadata {model.architecture}.expert_weights_scale = {scale}")
-    if (gate := model.integer("expert_gating_func", _SOFTMAX_GATE, minimum=0)) not in (0, _SOFTMAX_GATE):
+    gates = (_SIGMOID_GATE,) if model.architecture == "lfm2moe" else (0, _SOFTMAX_GATE)
+    if (gate := model.integer("expert_gating_func", gates[-1], minimum=0)) not in gates:
         raise model.unsupported(f"metadata {model.architecture}.expert_gating_func = {gate}")
     return {
         "num_local_experts": model.integer("expert_count"),
@@ -246,16 +255,23 @@ def _qwen3(model: GgufModel) -> dict[str, Any]:
 
 
 def _qwen_vl(model: GgufModel) -> dict[str, Any]:
-    """Return the settings of models with M-RoPE: positions in time, height and width."""
+    return _qwen(model) | {
+        "rope_scaling": _sections(model),
+        "num_image_layers": model.integer("n_deepstack_layers", 0, minimum=0),
+    }
+
+
+def _qwen35(model: GgufModel) -> dict[str, Any]:
+    return delta_config(model) | {"rope_scaling": _sections(model)}
+
+
+def _sections(model: GgufModel) -> dict[str, Any]:
+    """Return the rotary settings of models with M-RoPE: positions in time, height and width."""
     key = f"{model.architecture}.rope.dimension_sections"
     sections = model.metadata.get(key)
     if not isinstance(sections, list) or len(sections) not in (3, 4) or any(sections[3:]):
         raise model.malformed(f"metadata {key} is {shown(sections)}: expected three numbers, and 0")
-    scaling = _rope_scaling(model) or {"rope_type": "default"}
-    return _qwen(model) | {
-        "rope_scaling": scaling | {"mrope_section": sections[:3]},
-        "num_image_layers": model.integer("n_deepstack_layers", 0, minimum=0),
-    }
+    return (_rope_scaling(model) or {"rope_type": "default"}) | {"mrope_section": sections[:3]}
 
 
 def _qwen2moe(model: GgufModel) -> dict[str, Any]:
@@ -353,6 +369,8 @@ _FAMILIES: Mapping[str, Callable[[GgufModel], dict[str, Any]]] = MappingProxyTyp
         "qwen3": _qwen3,
         "qwen2vl": _qwen_vl,
         "qwen3vl": _qwen_vl,
+        "qwen35": _qwen35,
+        "qwen35moe": _qwen35,
         "qwen3moe": _qwen3moe,
         "phi3": _phi3,
         "gemma2": _gemma2,

@@ -9,13 +9,16 @@ import math
 from types import MappingProxyType
 from typing import Any, Final
 
-from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKind
-from paged_sdk.config.recurrent import ShortConvConfig
+from paged_sdk.config.decoder import DecoderConfig, MoeConfig, NormKind, RopeConfig, RopeKind
+from paged_sdk.config.recurrent import GatedDeltaConfig, ShortConvConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.weights.gguf.config import GEMMA3_LOCAL_THETA, GEMMA3_PERIOD
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 
 __all__ = ["config_metadata", "gguf_architecture", "global_rope", "not_writable"]
+
+_QWEN35: Final = ("qwen35", "qwen35moe")
+_SIGMOID_GATE: Final = 2
 
 _ARCHITECTURE_OF: Final = MappingProxyType(
     # Encoders and gpt-oss are only read: gpt-oss's checkpoints interleave the rows of the experts' gate and up.
@@ -86,10 +89,12 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
         values["rope.scaling.attn_factor"] = float(rope.gguf_attn_factor)
     if name in ("gemma2", "gemma3"):
         values |= _gemma(config, name)
-    if axes := rope.axis_of_frequency:
+    if axes := rope.axis_of_frequency or (_interleaved(rope) if name in _QWEN35 else ()):
         values["rope.dimension_sections"] = [axes.count(axis) for axis in range(4)]
     if config.recurrent_layers:
-        values |= _convolutions(config)
+        values |= _convolutions(config) if name in ("lfm2", "lfm2moe") else _delta(config)
+    elif config.recurrent:
+        raise not_writable(config, "GGUF has no such model with attention in all layers")
     if config.num_image_layers:
         values["n_deepstack_layers"] = config.num_image_layers
     values |= _factors(config, name)
@@ -117,17 +122,59 @@ def _convolutions(config: DecoderConfig) -> dict[str, Any]:
     return {"attention.head_count_kv": counts, "shortconv.l_cache": conv.kernel_size}
 
 
+def _delta(config: DecoderConfig) -> dict[str, Any]:
+    """Return what describes gated delta networks, and says which layers have one."""
+    deltas = config.recurrent_layers
+    delta = next(iter(deltas.values()))
+    assert isinstance(delta, GatedDeltaConfig)
+    if delta.key_dim != delta.value_dim:
+        raise not_writable(config, "GGUF has no gated delta networks with values of another size than keys")
+    if config.qkv_bias or config.output_bias:
+        raise not_writable(config, "GGUF has no biases of gated attention")
+    if config.moe is None and config.model_type == "qwen3_next":
+        raise not_writable(config, "GGUF has no qwen3next without experts")
+    values: dict[str, Any] = {
+        "ssm.conv_kernel": delta.kernel_size,
+        "ssm.state_size": delta.key_dim,
+        "ssm.group_count": delta.num_key_heads,
+        "ssm.time_step_rank": delta.num_value_heads,
+        "ssm.inner_size": delta.value_width,
+    }
+    interval = config.attention_layers[0] + 1
+    if list(config.attention_layers) == list(range(interval - 1, config.num_layers, interval)):
+        return values | {"full_attention_interval": interval}
+    return values | {"attention.recurrent_layers": [layer in deltas for layer in range(config.num_layers)]}
+
+
+def _interleaved(rope: RopeConfig) -> tuple[int, ...]:
+    """Return axes for frequencies that have one position each: time, height and width in turn."""
+    return tuple(index % 3 for index in range(rope.rotary_dim // 2))
+
+
 def _mixture(config: DecoderConfig) -> dict[str, Any]:
     moe = config.moe
     assert moe is not None
-    if len(moe.layers) != config.num_layers:
-        raise not_writable(config, "GGUF has no key for models in which only some layers have experts")
     values: dict[str, Any] = {"expert_count": moe.num_experts, "expert_used_count": moe.num_experts_per_token}
+    if config.model_type == "lfm2_moe":
+        values |= _lfm2_mixture(config, moe)
+    elif len(moe.layers) != config.num_layers:
+        raise not_writable(config, "GGUF has no key for models in which only some layers have experts")
     if config.model_type != "mixtral":
         values["expert_feed_forward_length"] = moe.intermediate_size
     if moe.shared_intermediate_size is not None:
         values["expert_shared_feed_forward_length"] = moe.shared_intermediate_size
     return values
+
+
+def _lfm2_mixture(config: DecoderConfig, moe: MoeConfig) -> dict[str, Any]:
+    lacks = {
+        "without a bias per expert": not moe.has_choice_bias,
+        "without normalized weights of experts": not moe.renormalize,
+        "with scaled weights of experts": moe.routed_scale != 1.0,  # llama.cpp ignores expert_weights_scale here
+    }
+    if (first := next((what for what, is_so in lacks.items() if is_so), None)) is not None:
+        raise not_writable(config, f"GGUF has no such model {first}")
+    return {"leading_dense_block_count": config.num_layers - len(moe.layers), "expert_gating_func": _SIGMOID_GATE}
 
 
 def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:

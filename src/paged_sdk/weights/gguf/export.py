@@ -17,17 +17,20 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, RopeKind
+from paged_sdk.config.recurrent import GatedDeltaConfig
 from paged_sdk.errors import shown
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.weights.gguf.architecture import EACH, RATES, TILED, GgufArchitecture, stem_of
 from paged_sdk.weights.gguf.config_export import gguf_architecture, global_rope, not_writable
-from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH, GgufArchitecture
-from paged_sdk.weights.qkv_order import qkv_order, runs
+from paged_sdk.weights.gguf.names import ARCHITECTURES
+from paged_sdk.weights.qkv_order import qkv_order, qkvz_order, rows_of_heads, runs, tiled_heads
 from paged_sdk.weights.source import WeightSource, malformed
 
 __all__ = [
     "CheckpointNames",
     "GgufMatrix",
     "GgufPlace",
+    "column_order",
     "gguf_places",
     "gguf_tensors",
 ]
@@ -58,7 +61,7 @@ class GgufPlace:
     """Locates a checkpoint's tensor in a GGUF file.
 
     :ivar names: the name of the GGUF tensor; two names if the checkpoint merges the experts' gate and up projections,
-        which GGUF keeps apart
+        or the projections of gated delta networks, which GGUF keeps apart
     :ivar expert: the number of the expert that the matrix belongs to, or of the head that the norm belongs to; None if
         the tensor is neither
     """
@@ -78,12 +81,14 @@ class GgufMatrix:
 
     :ivar shape: the GGUF tensor's shape, in torch's order
     :ivar permuted_heads: the number of heads, if GGUF permutes the rows within each head; 0: no permutation
+    :ivar columns: GGUF's order of groups of columns, and the width of a group; None: the order is the same
     :ivar offset: a constant that GGUF adds to the values
     """
 
     shape: tuple[int, ...]
     matrices: Sequence[StoredMatrix]
     permuted_heads: int = 0
+    columns: tuple[Tensor, int] | None = None
     offset: float = 0.0
 
     def pieces(self, num_rows: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
@@ -108,6 +113,9 @@ class GgufMatrix:
         values = matrix.rows(rows).decoded(torch.float32)
         if self.offset:
             values = values + self.offset
+        if self.columns is not None:
+            order, width = self.columns
+            values = torch.unflatten(values, 1, (-1, width))[:, order].flatten(1)
         return _permuted(values, head) if self.permuted_heads else values
 
 
@@ -131,6 +139,8 @@ def gguf_tensors(
             stacks.setdefault(stored, {})[expert] = name
         elif place.is_stack:
             found |= _merged_experts(source, name, [stored, *others], config)
+        elif others:
+            found |= _delta_inputs(source, name, [stored, *others], config)
         else:
             found[stored] = _one(source, name, stored, config, architecture)
     for stored, members in stacks.items():
@@ -160,11 +170,25 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
             known = config.moe is not None
             places[name] = GgufPlace(tuple(f"blk.{merged[1]}.{stem}.weight" for stem in stems)) if known else None
             continue
+        if parts := architecture.joined_names(plain):
+            places[name] = GgufPlace(parts)
+            continue
         expert = _EXPERT.search(plain)
         of_each = _EXPERT.sub(rf".\1.{EACH}.", plain)
         own = _of_mixture(of_each, names) or architecture.gguf_name(of_each)
         places[name] = GgufPlace((own,), None if expert is None else int(expert[2])) if own else None
     return places
+
+
+def column_order(config: DecoderConfig, stored: str) -> Tensor | None:
+    """Return the indices of a checkpoint's columns in GGUF's order, int64; None if the order is the same.
+
+    :param stored: the name of the GGUF tensor
+    """
+    if not ARCHITECTURES[gguf_architecture(config)].tiled_heads or not stored.endswith(".ssm_out.weight"):
+        return None
+    delta = _delta_of(config)
+    return rows_of_heads(tiled_heads(delta.num_key_heads, delta.num_value_heads), delta.value_dim)
 
 
 def _place(name: str) -> int:
@@ -193,9 +217,11 @@ def _of_mixture(plain: str, names: CheckpointNames) -> str | None:
 def _one(
     source: WeightSource, name: str, stored: str, config: DecoderConfig, architecture: GgufArchitecture
 ) -> GgufMatrix:
-    shape = source.shape(name)
-    if architecture.grouped_qkv and ".attn_qkv." in stored:
-        return _ungrouped(source, name, config)
+    shape, stem = source.shape(name), stem_of(stored)
+    if architecture.grouped_qkv and stem == "attn_qkv":
+        return _in_order(source, name, qkv_order(config.num_heads, config.num_kv_heads, config.head_dim))
+    if stem == RATES or (architecture.tiled_heads and stem in TILED):
+        return _of_delta(source, name, stem, config, architecture)
     heads = 0
     if architecture.permuted_qk:
         heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(stored.split(".")[-2], 0)
@@ -204,24 +230,80 @@ def _one(
             shape=shape,
             matrices=[_column(source, name)],
             permuted_heads=heads,
-            offset=architecture.norm_offset if stored.endswith("norm.weight") else 0.0,
+            offset=architecture.norm_offset
+            if stored.endswith("norm.weight") and stem not in architecture.plain_norms
+            else 0.0,
         )
     squeezed = shape
     if stored.endswith(".ffn_gate_inp_shexp.weight"):  # the gate of the shared expert has one row: a vector in GGUF
         squeezed = shape[1:]
-    elif stored.endswith(".shortconv.conv.weight"):  # one input channel, of which GGUF has no dimension
-        squeezed = (shape[0], shape[-1])
+    elif stored.endswith((".shortconv.conv.weight", ".ssm_conv1d.weight")):
+        squeezed = _without_input_channel(shape)
     return GgufMatrix(shape=squeezed, matrices=[source.matrix(name)], permuted_heads=heads)
 
 
-def _ungrouped(source: WeightSource, name: str, config: DecoderConfig) -> GgufMatrix:
-    """Return a fused QKV tensor with its rows in the order of queries, keys, values, without grouping by KV head."""
+def _without_input_channel(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a convolution with one input channel, of which GGUF has no dimension."""
+    return shape[0], shape[-1]
+
+
+def _in_order(source: WeightSource, name: str, order: Tensor) -> GgufMatrix:
+    """Return a tensor with its rows in another order.
+
+    :param order: for each row of GGUF's, its index in the checkpoint's
+    """
     shape = source.shape(name)
     whole = source.matrix(name) if len(shape) > 1 else _column(source, name)
-    order = qkv_order(config.num_heads, config.num_kv_heads, config.head_dim)
     if shape[0] != len(order):
         raise malformed(source, name, f"tensor {shown(name)} has {shape[0]} rows: expected {len(order)}")
-    return GgufMatrix(shape=shape, matrices=[whole.rows(slice(first, end)) for first, end in runs(order)])
+    return GgufMatrix(
+        shape=shape if len(shape) < 3 else _without_input_channel(shape),
+        matrices=[whole.rows(slice(first, end)) for first, end in runs(order)],
+    )
+
+
+def _of_delta(
+    source: WeightSource, name: str, stem: str, config: DecoderConfig, architecture: GgufArchitecture
+) -> GgufMatrix:
+    """Return a tensor of gated delta networks, with value heads in GGUF's order, and rates instead of their logarithms.
+
+    :param stem: GGUF's name within the layer
+    """
+    delta = _delta_of(config)
+    heads = torch.arange(delta.num_value_heads)
+    if architecture.tiled_heads:
+        heads = tiled_heads(delta.num_key_heads, delta.num_value_heads)
+    if stem == "ssm_out":
+        return GgufMatrix(shape=source.shape(name), matrices=[source.matrix(name)], columns=(heads, delta.value_dim))
+    if stem == RATES:
+        logarithms = _column(source, name).weight
+        if len(logarithms) != len(heads):
+            raise malformed(source, name, f"tensor {shown(name)} has {len(logarithms)} numbers: expected {len(heads)}")
+        return GgufMatrix(shape=(len(heads),), matrices=[DenseMatrix(-logarithms[heads].exp())])
+    before = 2 * delta.key_width if stem in ("attn_qkv", "ssm_conv1d") else 0
+    width = 1 if stem in ("ssm_alpha", "ssm_beta", "ssm_dt") else delta.value_dim
+    return _in_order(source, name, rows_of_heads(heads, width, before))
+
+
+def _delta_of(config: DecoderConfig) -> GatedDeltaConfig:
+    delta = next(iter(config.recurrent_layers.values()))
+    assert isinstance(delta, GatedDeltaConfig)
+    return delta
+
+
+def _delta_inputs(
+    source: WeightSource, name: str, stored: Sequence[str], config: DecoderConfig
+) -> dict[str, GgufMatrix]:
+    """Split the fused projection of gated delta networks into that to queries, keys and values, and that to gates."""
+    delta, whole = _delta_of(config), source.matrix(name)
+    order = qkvz_order(delta.num_key_heads, delta.num_value_heads, delta.key_dim, delta.value_dim)
+    if whole.shape[0] != len(order):
+        raise malformed(source, name, f"tensor {shown(name)} has {whole.shape[0]} rows: expected {len(order)}")
+    found: dict[str, GgufMatrix] = {}
+    for own, rows in zip(stored, torch.split(order, [delta.channels, delta.value_width]), strict=True):
+        matrices = [whole.rows(slice(first, end)) for first, end in runs(rows)]
+        found[own] = GgufMatrix(shape=(len(rows), whole.shape[1]), matrices=matrices)
+    return found
 
 
 def _column(source: WeightSource, name: str) -> DenseMatrix:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from paged_sdk.errors import shown
 from paged_sdk.weights.gguf.model import GgufModel
 
-__all__ = ["FAMILIES", "biases_of", "norm_eps"]
+__all__ = ["FAMILIES", "biases_of", "delta_config", "norm_eps"]
 
 # The config's field for the epsilon of layer norms, by architecture.
 _LAYER_NORM_EPS: Final = MappingProxyType(
@@ -43,13 +43,16 @@ _BIASES: Final = MappingProxyType(
         "falcon": _NORMS | {"attn_norm_2"},
         "gpt-oss": _QKV | {"attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
         "bloom": _NORMS | _MLP | {"token_embd_norm", "attn_qkv", "attn_output"},
+        "lfm2moe": frozenset({"exp_probs_b"}),
+        **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), frozenset({"ssm_dt"})),
         # "output" is cls.output.bias.
         "bert": _BERT_NORMS | _QKV | _MLP | {"attn_qkv", "attn_output", "cls", "output"},
         "nomic-bert": _BERT_NORMS,
         "modern-bert": frozenset({"cls", "output"}),
     }
 )
-_PERIOD: Final = 4  # every fourth layer has no window (SmolLM3: no positions); files do not record it
+# Every fourth layer has no window (SmolLM3: no positions; Qwen 3.5: attention), unless files record it.
+_PERIOD: Final = 4
 _EXAONE_WITH_WINDOWS: Final = 64  # layers of EXAONE 4's largest model; smaller ones have no windows
 
 
@@ -180,6 +183,66 @@ def _lfm2(model: GgufModel) -> dict[str, Any]:
     }
 
 
+def _lfm2moe(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of LFM2 with experts, whose weights llama.cpp always normalizes."""
+    return _lfm2(model) | {
+        "num_experts": model.integer("expert_count"),
+        "moe_intermediate_size": model.integer("expert_feed_forward_length"),
+        "num_dense_layers": model.integer("leading_dense_block_count", 0, minimum=0),
+        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in model.tensors),
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+    }
+
+
+def delta_config(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of gated delta networks beside gated attention. As in llama.cpp, weights of experts are
+    normalized.
+    """
+    num_heads, width = model.integer("ssm.time_step_rank"), model.integer("ssm.inner_size")
+    if width % num_heads:
+        raise model.malformed(f"its width of {width} is no multiple of {num_heads} value heads")
+    config: dict[str, Any] = {
+        "layer_types": _delta_layers(model),
+        "linear_num_key_heads": model.integer("ssm.group_count"),
+        "linear_num_value_heads": num_heads,
+        "linear_key_head_dim": model.integer("ssm.state_size"),
+        "linear_value_head_dim": width // num_heads,
+        "linear_conv_kernel_dim": model.integer("ssm.conv_kernel"),
+        "partial_rotary_factor": model.rotary_dim / model.head_dim,
+        "attention_bias": False,
+    }
+    if num_heads % config["linear_num_key_heads"]:
+        raise model.malformed(f"its {num_heads} value heads are no multiple of its key heads")
+    if not model.has_experts:
+        return config
+    return config | {
+        "num_experts": model.integer("expert_count"),
+        "moe_intermediate_size": model.integer(
+            "expert_feed_forward_length",
+            model.integer("feed_forward_length", 0, minimum=0) // model.integer("expert_used_count"),
+        ),
+        "shared_expert_intermediate_size": model.integer(
+            "expert_shared_feed_forward_length", model.integer("feed_forward_length", 0, minimum=0)
+        ),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _delta_layers(model: GgufModel) -> list[str]:
+    """Return the layers' kinds: from a list of those without attention, or the number of layers from one with attention
+    to the next.
+    """
+    key, count = f"{model.architecture}.attention.recurrent_layers", model.num_layers
+    interval = model.integer("full_attention_interval", _PERIOD)
+    flags = model.metadata.get(key, [(layer + 1) % interval != 0 for layer in range(count)])
+    if not isinstance(flags, list) or len(flags) < count or not all(isinstance(flag, bool) for flag in flags):
+        raise model.malformed(f"metadata {key} is {shown(flags)}: expected true or false for each of {count} layers")
+    return ["linear_attention" if flag else "full_attention" for flag in flags[:count]]
+
+
 def _olmoe(model: GgufModel) -> dict[str, Any]:
     # For this architecture llama.cpp neither clips queries, keys and values nor normalizes routing weights.
     return {"attention_bias": False, "clip_qkv": None, "norm_topk_prob": False}
@@ -291,6 +354,8 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "cohere2": _cohere2,
         "nemotron": _nemotron,
         "lfm2": _lfm2,
+        "lfm2moe": _lfm2moe,
+        "qwen3next": delta_config,
         "olmoe": _olmoe,
         "phi2": _phi2,
         "gpt-oss": _gpt_oss,

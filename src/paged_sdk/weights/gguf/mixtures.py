@@ -1,7 +1,8 @@
 """Choose the type of each tensor of a GGUF file, by the named mixtures of llama.cpp's quantize tool, such as Q4_K_M.
 
 A mixture gives more bits to the matrices that are most sensitive to quantization: the output projection, and the value
-and MLP down projections of the first and last eighths of the layers and of every third layer between.
+and MLP down projections of the first and last eighths of the layers and of every third layer between. Projections that
+are fused with values count as such.
 """
 
 from __future__ import annotations
@@ -68,12 +69,13 @@ _NARROW: Final = MappingProxyType(
 )
 _CODEBOOKS: Final = re.compile(r"IQ[123]_[A-Z]+")  # types and mixtures of less than 4 bits
 _LAYER: Final = re.compile(r"blk\.(\d+)\.")
+_VALUES: Final = re.compile(r"^blk\.\d+\.(?:attn_v|attn_qkv)\.weight$")
 _TERNARY: Final = ("TQ1_0", "TQ2_0")
 _OF_FEW_BITS: Final = ("Q2_K", "Q3_K", "Q4_K", "IQ4_NL", "IQ4_XS")
 # Not quantized: norms, routers of experts, rotary factors, convolutions; and encoders' position and type embeddings and
 # classifiers.
 _EXACT: Final = re.compile(
-    r"_norm\.|ffn_gate_inp|^rope_|\.shortconv\.conv\.|^position_embd\.|^token_types\.|^cls\.output\."
+    r"_norm\.|ffn_gate_inp|^rope_|\.shortconv\.conv\.|\.ssm_conv1d\.|^position_embd\.|^token_types\.|^cls\.output\."
 )
 
 
@@ -131,12 +133,13 @@ def tensor_types(
     patterns = [_override(pattern, type_) for pattern, type_ in overrides]
     unused = {pattern.pattern for pattern, _ in patterns}
     types: dict[str, int] = {}
+    values = sorted((tensor for tensor in shapes if _VALUES.search(tensor)), key=_layer_of)
     for tensor, shape in shapes.items():
         if len(shape) < 2:
             continue
         chosen: str | None = None
         if is_quantizable(tensor, shape):
-            chosen = fitting_type(_by_rule(name, tensor, model), shape[-1])
+            chosen = fitting_type(_by_rule(name, tensor, model, values), shape[-1])
         for pattern, type_ in patterns:
             if pattern.search(tensor):
                 unused.discard(pattern.pattern)
@@ -186,8 +189,11 @@ def fitting_type(type_: str, cols: int) -> str:
     return fitting_type(_NARROW.get(type_, "F16"), cols)
 
 
-def _by_rule(mixture: str, tensor: str, model: ModelShape) -> str:
-    """Return the type that llama.cpp's rules give a matrix in a mixture."""
+def _by_rule(mixture: str, tensor: str, model: ModelShape, values: Sequence[str]) -> str:
+    """Return the type that llama.cpp's rules give a matrix in a mixture.
+
+    :param values: the names of all value projections, in the order of the layers, of which not all may have one
+    """
     base = _MIXTURES[mixture][1]
     if base in PLAIN_TYPES:
         return base
@@ -197,20 +203,17 @@ def _by_rule(mixture: str, tensor: str, model: ModelShape) -> str:
         return base if base == "Q8_0" else "Q6_K"
     if base in _TERNARY and tensor == "token_embd.weight":
         return "Q4_K"
-    match = _LAYER.match(tensor)
-    if match is None:
+    if _LAYER.match(tensor) is None:
         return base
-    layer, num_layers = int(match[1]), model.num_layers
-    if "attn_v." in tensor:
-        return _of_values(mixture, base, layer, model)
+    layer, num_layers = _layer_of(tensor), model.num_layers
+    if tensor in values:
+        return _of_values(mixture, base, values.index(tensor), len(values), model)
     if "attn_k." in tensor and model.num_experts == 8:
         return "Q8_0"
     if "attn_output." in tensor:
         if model.num_experts == 8:
             return "Q5_K" if base in _OF_FEW_BITS and mixture != "Q3_K_L" else base
         return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mixture, base)
-    if "attn_qkv." in tensor:
-        return {"Q3_K_M": "Q4_K", "Q3_K_L": "Q4_K", "Q4_K_M": "Q5_K", "Q5_K_M": "Q6_K"}.get(mixture, base)
     if "ffn_down" in tensor:
         return _of_mlp_outputs(mixture, base, layer, num_layers)
     return base
@@ -231,7 +234,11 @@ def _of_mlp_outputs(mixture: str, base: str, layer: int, num_layers: int) -> str
     return base
 
 
-def _of_values(mixture: str, base: str, layer: int, model: ModelShape) -> str:
+def _of_values(mixture: str, base: str, place: int, count: int, model: ModelShape) -> str:
+    """Return the type of a value projection, alone or fused with queries and keys.
+
+    :param place: its index among the model's ``count``
+    """
     if model.num_experts == 8:
         return "Q8_0"
     chosen = base
@@ -239,18 +246,24 @@ def _of_values(mixture: str, base: str, layer: int, model: ModelShape) -> str:
         case "Q2_K":
             chosen = "Q4_K" if model.queries_per_key >= 4 else "Q3_K"
         case "Q3_K_M":
-            chosen = "Q5_K" if layer < 2 else "Q4_K"
+            chosen = "Q5_K" if place < 2 else "Q4_K"
         case "Q3_K_L":
             chosen = "Q5_K"
         case "Q4_K_S":
-            chosen = "Q5_K" if layer < 4 else base
+            chosen = "Q5_K" if place < 4 else base
         case "IQ4_NL" | "IQ4_XS":
             chosen = "Q5_K" if model.queries_per_key >= 4 else base
         case "Q4_K_M" | "Q5_K_M":
-            chosen = "Q6_K" if _is_sensitive(layer, model.num_layers) else base
+            chosen = "Q6_K" if _is_sensitive(place, count) else base
     # A 70B model (80 layers, 8 query heads per KV head): its value projections are so small that more bits cost little.
     is_70b = model.num_layers == 80 and model.queries_per_key == 8
     return "Q5_K" if is_70b and chosen in ("Q3_K", "Q4_K") else chosen
+
+
+def _layer_of(tensor: str) -> int:
+    match = _LAYER.match(tensor)
+    assert match is not None, f"{tensor} is of no layer"
+    return int(match[1])
 
 
 def _is_sensitive(layer: int, num_layers: int) -> bool:

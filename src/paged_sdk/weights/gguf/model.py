@@ -16,7 +16,10 @@ from paged_sdk.weights.gguf.tensor import GgufTensor
 
 __all__ = ["GgufModel"]
 
-_IN_ALL_LAYERS: Final = MappingProxyType({"lfm2": "ffn_norm"})
+_IN_ALL_LAYERS: Final = MappingProxyType(
+    dict.fromkeys(("lfm2", "lfm2moe"), "ffn_norm")
+    | dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), "post_attention_norm")
+)
 """A norm that every layer has, of architectures in which only some layers have attention."""
 
 
@@ -89,7 +92,13 @@ class GgufModel:
 
     @property
     def num_layers(self) -> int:
-        count = self.integer("block_count")
+        """Return the number of layers, without those that predict further tokens (MTP), which come last."""
+        further = self.integer("nextn_predict_layers", 0, minimum=0)
+        count = self.integer("block_count") - further
+        if count < 1:
+            raise self.malformed(f"all of its {count + further} layers are to predict further tokens")
+        if further and not any(name.startswith("blk.0.") for name in self.tensors):
+            raise self.unsupported("nothing but layers that predict further tokens (MTP)")
         self.tensor(f"blk.{count - 1}.{_IN_ALL_LAYERS.get(self.architecture, 'attn_output')}.weight")
         if count > len(self.tensors):
             raise self.malformed(f"it has {len(self.tensors)} tensors for {count} layers")

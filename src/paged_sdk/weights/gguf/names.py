@@ -1,11 +1,12 @@
 """List GGUF's tensor names for each architecture, and how values differ from those of Hugging Face checkpoints.
 
-GGUF's names come from llama.cpp. Its converters change values in six ways only: query and key rows of llama and a few
+GGUF's names come from llama.cpp. Its converters change values in these ways only: query and key rows of llama and a few
 others are permuted (llama.cpp's rotary embedding pairs neighbours, Hugging Face's pairs the halves of a head); the norm
-weights of gemma and nemotron have 1 added; the matrices of a layer's experts are stacked, as are stablelm's per-head
-norms; fused QKV matrices have all queries, all keys, all values (falcon's and bloom's checkpoints group them by KV
-head); Qwen3-Reranker's rank head has two rows, which are to be subtracted; and lfm2's convolutions have one dimension
-less.
+weights of gemma, nemotron and those with gated delta networks have 1 added; the matrices of a layer's experts are
+stacked, as are stablelm's per-head norms; fused QKV matrices have all queries, all keys, all values (falcon's and
+bloom's checkpoints group them by KV head); Qwen3-Reranker's rank head has two rows, which are to be subtracted;
+convolutions have one dimension less; and of gated delta networks, the logarithms of decay rates become the negated
+rates, qwen3next's fused projection is two matrices without groups of rows, and qwen35's value heads have another order.
 
 The table is our own. The gguf package's maps go from every name that any checkpoint has used to GGUF's: inverting them
 takes a list of the Hugging Face names of each architecture, which is this table. The package would also require pyyaml
@@ -14,17 +15,13 @@ and requests, and take 60 ms to import. ``tests/weights/test_gguf_names.py`` com
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from attrs import evolve, frozen
+from paged_sdk.weights.gguf.architecture import EACH, TOP_NAMES, GgufArchitecture
 
-__all__ = ["ARCHITECTURES", "EACH", "RANK_HEAD", "GgufArchitecture"]
+__all__ = ["ARCHITECTURES", "RANK_HEAD"]
 
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-EACH = "*"
-"""The placeholder in a Hugging Face name for the number of an expert, or of a head with its own norm."""
 RANK_HEAD = "cls.output.weight"
 """The layer of a reranker that turns a hidden state into scores, with one row per label."""
 
@@ -56,15 +53,12 @@ _SHARED_EXPERT = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _GPT_OSS = {
-    "attn_sinks": "self_attn.sinks",
     "post_attention_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.router",
     "ffn_gate_exps": f"mlp.experts.{EACH}.gate_proj",
     "ffn_up_exps": f"mlp.experts.{EACH}.up_proj",
     "ffn_down_exps": f"mlp.experts.{EACH}.down_proj",
 }
-_BARE = frozenset({"self_attn.sinks"})
-"""Parameters whose Hugging Face names have no ``.weight`` suffix."""
 _BIAS_GROUPS = {"attention_bias": tuple(_PROJECTIONS), "mlp_bias": tuple(_MLP)}
 _UP_DOWN = {"ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _OUTPUT_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
@@ -106,6 +100,30 @@ _LFM2 = {
     "ffn_up": "feed_forward.w3",
     "ffn_down": "feed_forward.w2",
 }
+_LFM2_EXPERTS = {
+    "ffn_gate_inp": "feed_forward.gate",
+    "ffn_gate_exps": f"feed_forward.experts.{EACH}.w1",
+    "ffn_up_exps": f"feed_forward.experts.{EACH}.w3",
+    "ffn_down_exps": f"feed_forward.experts.{EACH}.w2",
+}
+# The norm before the output projection; files have it as that of the embeddings.
+_LFM2_TOP = {
+    "token_embd": "model.embed_tokens",
+    "token_embd_norm": "model.embedding_norm",
+    "output": "lm_head",
+}
+# Layers of gated attention, and of gated delta networks.
+_DELTA_NORMS = {"post_attention_norm": "post_attention_layernorm", "ssm_norm": "linear_attn.norm"}
+_DELTA = {"ssm_conv1d": "linear_attn.conv1d", "ssm_out": "linear_attn.out_proj"}
+_BARE_DELTA = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
+_QWEN35 = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+}
+# Older files have ssm_in, as Hugging Face's checkpoints do.
+_QWEN3_NEXT = {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
 _DENSE_UP_DOWN = {"ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h"}
 _GROUPED = {
     "attn_norm": "input_layernorm",
@@ -152,86 +170,6 @@ _MODERN_BERT = {
     "ffn_up": "mlp.Wi",
     "ffn_down": "mlp.Wo",
 }
-# Layers with this norm have one norm for attention and another for the parallel MLP.
-_SECOND_NORM = "blk.0.attn_norm_2.weight"
-
-_BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.(\w+(?:\.\w+)?)\.(weight|bias)")
-_LAYER_NUMBER = re.compile(r"(\d+)\.(.+)")
-_TOP_TENSOR = re.compile(r"(\w+(?:\.\w+)?)\.(weight|bias)")
-
-
-@frozen(kw_only=True)
-class GgufArchitecture:
-    """Maps a GGUF architecture to Hugging Face's.
-
-    :ivar model_type: Hugging Face's ``model_type``
-    :ivar block_names: GGUF name of a tensor within ``blk.N.`` -> Hugging Face name within a layer
-    :ivar beside_names: overrides of ``block_names`` in files whose layers have two parallel norms
-    :ivar top_names: GGUF name of a tensor outside of the layers -> Hugging Face name
-    :ivar body: the prefix of all Hugging Face names except that of the output projection
-    :ivar layers: the name of the list of layers, after ``body``
-    :ivar permuted_qk: whether GGUF permutes query and key rows within each head
-    :ivar grouped_qkv: whether Hugging Face groups the rows of ``attn_qkv`` by KV head: its queries, its key, its value
-    :ivar norm_offset: the constant that GGUF adds to the weights of norms
-    :ivar bias_groups: a config's field for the biases of a group of matrices -> their GGUF names. Biases of the group
-        that the file leaves out are zero
-    :ivar divided: GGUF name of a matrix within ``blk.N.`` -> Hugging Face names of the equal parts of its rows
-    :ivar left_out: matrices outside of the layers that a file may leave out: they become one row of zeros
-    :ivar is_encoder: whether attention is bidirectional
-    """
-
-    model_type: str
-    block_names: Mapping[str, str]
-    beside_names: Mapping[str, str] = MappingProxyType({})
-    top_names: Mapping[str, str] = MappingProxyType(_TOP)
-    body: str = "model."
-    layers: str = "layers"
-    permuted_qk: bool = False
-    grouped_qkv: bool = False
-    norm_offset: float = 0.0
-    bias_groups: Mapping[str, Collection[str]] = MappingProxyType({})
-    divided: Mapping[str, Sequence[str]] = MappingProxyType({})
-    left_out: Collection[str] = ()
-    is_encoder: bool = False
-
-    def of_file(self, names: Collection[str]) -> GgufArchitecture:
-        """Return the architecture with the names that a file with these tensors uses."""
-        if _SECOND_NORM not in names:
-            return self
-        return evolve(self, block_names={**self.block_names, **self.beside_names})
-
-    def gguf_name(self, name: str) -> str | None:
-        """Return the GGUF name of a tensor, or None if the architecture has no such tensor.
-
-        :param name: the Hugging Face name, with :data:`EACH` for the number of an expert or a head
-        """
-        is_bare = any(name.endswith(f".{bare}") for bare in _BARE)
-        parent, _, kind = (f"{name}.weight" if is_bare else name).rpartition(".")
-        prefix = f"{self.body}{self.layers}."
-        if parent.startswith(prefix) and (match := _LAYER_NUMBER.fullmatch(parent.removeprefix(prefix))):
-            known = [*self.block_names.items(), *self.beside_names.items()]
-            stem = next((stem for stem, block_name in known if block_name == match[2]), None)
-            return stem and f"blk.{match[1]}.{stem}.{kind}"
-        top = next((stem for stem, top_name in self.top_names.items() if top_name == parent), None)
-        return top and f"{top}.{kind}"
-
-    def hugging_face_name(self, name: str) -> str | None:
-        """Return the Hugging Face name of a tensor, or None if the architecture has no such tensor.
-
-        For a stack of the experts' matrices or the heads' norms, the name has :data:`EACH` for the number.
-        """
-        if match := _BLOCK_TENSOR.fullmatch(name):
-            layer, stem, kind = match.groups()
-            block_name = self.block_names.get(stem)
-            ending = "" if block_name in _BARE else f".{kind}"
-            return block_name and f"{self.body}{self.layers}.{layer}.{block_name}{ending}"
-        if match := _TOP_TENSOR.fullmatch(name):
-            stem, kind = match.groups()
-            top_name = self.top_names.get(stem)
-            return top_name and f"{top_name}.{kind}"
-        return None
-
-
 #: Maps GGUF's ``general.architecture`` to its description. Mistral and Mixtral models are "llama" too.
 ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
     {
@@ -248,7 +186,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "qwen3": GgufArchitecture(
             model_type="qwen3",
             block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP,
-            top_names=_TOP | {"cls.output": "score"},
+            top_names=TOP_NAMES | {"cls.output": "score"},
         ),
         "qwen2vl": GgufArchitecture(model_type="qwen2_vl_text", block_names=_ATTENTION | _PRE_NORM | _MLP),
         "qwen3vl": GgufArchitecture(model_type="qwen3_vl_text", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP),
@@ -291,7 +229,11 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             model_type="starcoder2",
             block_names=_ATTENTION | _PRE_NORM | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
         ),
-        "gpt-oss": GgufArchitecture(model_type="gpt_oss", block_names=_ATTENTION | _GPT_OSS),
+        "gpt-oss": GgufArchitecture(
+            model_type="gpt_oss",
+            block_names=_ATTENTION | _GPT_OSS,
+            bare_names={"attn_sinks.weight": "self_attn.sinks"},
+        ),
         "command-r": GgufArchitecture(model_type="cohere", block_names=_ATTENTION | _QK_NORM | _MLP),
         "cohere2": GgufArchitecture(model_type="cohere2", block_names=_ATTENTION | _MLP),
         "nemotron": GgufArchitecture(
@@ -303,18 +245,43 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "lfm2": GgufArchitecture(
             model_type="lfm2",
             block_names=_LFM2,
-            # The norm before the output projection; files have it as that of the embeddings.
-            top_names={
-                "token_embd": "model.embed_tokens",
-                "token_embd_norm": "model.embedding_norm",
-                "output": "lm_head",
-            },
+            top_names=_LFM2_TOP,
+        ),
+        "lfm2moe": GgufArchitecture(
+            model_type="lfm2_moe",
+            block_names=_LFM2 | _LFM2_EXPERTS,
+            bare_names={"exp_probs_b.bias": "feed_forward.expert_bias"},
+            top_names=_LFM2_TOP,
+        ),
+        "qwen3next": GgufArchitecture(
+            model_type="qwen3_next",
+            block_names=_ATTENTION | _QK_NORM | _DELTA_NORMS | _DELTA | _QWEN3_NEXT | _EXPERTS | _SHARED_EXPERT,
+            bare_names=_BARE_DELTA,
+            joined={"linear_attn.in_proj_qkvz": ("attn_qkv", "attn_gate")},
+            norm_offset=1.0,
+            plain_norms=("ssm_norm",),
+        ),
+        "qwen35": GgufArchitecture(
+            model_type="qwen3_5_text",
+            block_names=_ATTENTION | _QK_NORM | _DELTA_NORMS | _DELTA | _QWEN35 | _MLP,
+            bare_names=_BARE_DELTA,
+            tiled_heads=True,
+            norm_offset=1.0,
+            plain_norms=("ssm_norm",),
+        ),
+        "qwen35moe": GgufArchitecture(
+            model_type="qwen3_5_moe_text",
+            block_names=_ATTENTION | _QK_NORM | _DELTA_NORMS | _DELTA | _QWEN35 | _EXPERTS | _SHARED_EXPERT,
+            bare_names=_BARE_DELTA,
+            tiled_heads=True,
+            norm_offset=1.0,
+            plain_norms=("ssm_norm",),
         ),
         "olmoe": GgufArchitecture(model_type="olmoe", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _EXPERTS),
         "phi2": GgufArchitecture(
             model_type="phi",
             block_names=_ATTENTION | {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
-            top_names=_TOP | {"output_norm": "model.final_layernorm"},
+            top_names=TOP_NAMES | {"output_norm": "model.final_layernorm"},
         ),
         "stablelm": GgufArchitecture(
             model_type="stablelm", block_names=_ATTENTION | _NORMS_OF_HEADS | _PRE_NORM | _MLP
@@ -323,7 +290,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             model_type="falcon",
             block_names=_GROUPED,
             beside_names={"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"},
-            top_names=_TOP | {"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f"},
+            top_names=TOP_NAMES | {"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f"},
             body="transformer.",
             layers="h",
             grouped_qkv=True,
@@ -331,7 +298,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "bloom": GgufArchitecture(
             model_type="bloom",
             block_names=_GROUPED | _PRE_NORM,
-            top_names=_TOP
+            top_names=TOP_NAMES
             | {
                 "token_embd": "transformer.word_embeddings",
                 "token_embd_norm": "transformer.word_embeddings_layernorm",
@@ -344,7 +311,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "mpt": GgufArchitecture(
             model_type="mpt",
             block_names=_MPT,
-            top_names=_TOP | {"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"},
+            top_names=TOP_NAMES | {"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"},
             body="transformer.",
             layers="blocks",
         ),
@@ -391,7 +358,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "gemma-embedding": GgufArchitecture(
             model_type="gemma3_text",
             block_names=_ATTENTION | _QK_NORM | _SANDWICH_NORMS | _MLP,
-            top_names=_TOP | {"dense_2": "dense_2", "dense_3": "dense_3"},
+            top_names=TOP_NAMES | {"dense_2": "dense_2", "dense_3": "dense_3"},
             norm_offset=1.0,
             is_encoder=True,
         ),

@@ -3,66 +3,33 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
-from paged_sdk.kernels.quantized.gguf_blocks import dequantize, tensor_type_of
-from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
+from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
+from paged_sdk.weights.gguf.architecture import EACH, RATES, TILED, GgufArchitecture, stem_of
 from paged_sdk.weights.gguf.config import config_from_gguf
 from paged_sdk.weights.gguf.file import open_gguf, tensors_of_parts
-from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH, RANK_HEAD, GgufArchitecture
-from paged_sdk.weights.gguf.tensor import GgufTensor, RowDifference, stored_matrix
-from paged_sdk.weights.qkv_order import qkv_order, runs
+from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
+from paged_sdk.weights.gguf.tensor import GgufTensor, RowDifference
+from paged_sdk.weights.gguf.weight import GgufWeight, JoinedWeight
+from paged_sdk.weights.qkv_order import grouped_heads, qkv_order, qkvz_order, rows_of_heads
 from paged_sdk.weights.weight_file import WeightFile
 
 __all__ = ["GgufSource"]
 
 _MAX_STACK = 1 << 12  # experts per layer; models in use have up to 512
+_OF_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 # Tensors that are settings rather than weights; config_from_gguf reads them.
 _SETTINGS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
-
-
-@frozen(eq=False)
-class _Weight:
-    """Describes a tensor and how its values differ from the Hugging Face checkpoint's.
-
-    :ivar permuted_heads: the number of heads, if the rows are permuted within each head; 0: no permutation
-    :ivar order: the stored row of each row of Hugging Face's order; None: the order is the same
-    :ivar offset: the constant that GGUF adds to the values
-    """
-
-    tensor: GgufTensor
-    permuted_heads: int = 0
-    order: Tensor | None = None
-    offset: float = 0.0
-
-    def blocks(self) -> Tensor:
-        """Return the stored bytes, uint8 [..., bytes of a row], with the rows in Hugging Face's order."""
-        if len(self.tensor.shape) > 1:
-            return self.unread_rows().tensor().view(*self.tensor.shape[:-1], -1)
-        blocks = self.tensor.blocks()
-        if self.order is not None:
-            return blocks.view(self.tensor.shape[0], -1)[self.order].view(-1)
-        if not self.permuted_heads:
-            return blocks
-        return _unpermuted(blocks.view(self.tensor.shape[0], -1), self.tensor.shape[0] // self.permuted_heads).view(-1)
-
-    def unread_rows(self) -> UnreadRows:
-        """Return the stored matrix, uint8 [rows, bytes of a row], with the rows in Hugging Face's order."""
-        rows = self.tensor.unread_rows()
-        if self.order is not None:
-            return evolve(rows, read=partial(_read_in_order, rows, self.order))
-        if not self.permuted_heads:
-            return rows
-        return evolve(rows, read=partial(_read_unpermuted, rows, rows.shape[0] // self.permuted_heads))
 
 
 @frozen
@@ -99,19 +66,20 @@ class GgufSource:
         tensors = tensors_of_parts(self._files)
         self.config: dict[str, Any] = config_from_gguf(self.metadata, tensors, path)
         architecture = ARCHITECTURES[self.metadata["general.architecture"]].of_file(tensors)
-        self._weights = {
+        self._weights: dict[str, GgufWeight | JoinedWeight] = {
             name: self._weight(architecture, tensor)
             for stored in tensors.values()
-            if not stored.name.startswith(_SETTINGS)
+            if not stored.name.startswith(_SETTINGS) and not self._is_of_later_layers(stored.name)
             for name, tensor in self._named(architecture, stored)
         }
+        self._weights |= self._joined(architecture, tensors)
         for name, tensor in self._left_out(architecture, tensors):
-            self._weights[name] = _Weight(tensor)
+            self._weights[name] = GgufWeight(tensor)
 
     @property
     def is_quantized(self) -> bool:
         """Return whether any matrix is stored in quantized blocks."""
-        return any(weight.tensor.is_quantized for weight in self._weights.values())
+        return any(weight.is_quantized for weight in self._weights.values())
 
     def names(self) -> Collection[str]:
         """Return the names of all tensors."""
@@ -122,34 +90,26 @@ class GgufSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of one tensor: see :meth:`paged_sdk.weights.source.WeightSource.shape`."""
-        return self._find(name).tensor.shape
+        return self._find(name).shape
 
     def path_of(self, name: str) -> Path:
         """Return the file that holds a tensor, which may be one part of a split model."""
-        return self._weights[name].tensor.file.path if name in self._weights else self._path
+        return self._weights[name].path if name in self._weights else self._path
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return one tensor: see :meth:`paged_sdk.weights.source.WeightSource.tensor`."""
-        weight = self._find(name)
-        if weight.offset:
-            values = dequantize(weight.tensor.type, weight.blocks()) - weight.offset
-            return values.to(device=device, dtype=dtype)
-        return dequantize(weight.tensor.type, weight.blocks(), dtype=dtype).to(device)
+        return self._find(name).values(dtype).to(device)
 
     def matrix(self, name: str) -> StoredMatrix:
         """Return one matrix: see :meth:`paged_sdk.weights.source.WeightSource.matrix`."""
-        weight = self._find(name)
-        rows = weight.unread_rows()
-        if weight.offset:
-            return DenseMatrix(dequantize(weight.tensor.type, rows.tensor()) - weight.offset)
-        return stored_matrix(weight.tensor.type, rows)
+        return self._find(name).matrix()
 
     def close(self) -> None:
         """Close the files; tensors that were read stay valid."""
         for file in self._files:
             file.close()
 
-    def _find(self, name: str) -> _Weight:
+    def _find(self, name: str) -> GgufWeight | JoinedWeight:
         weight = self._weights.get(name)
         if weight is None:
             raise CheckpointError(f"{self._path} holds no tensor for {shown(name)}", path=self._path)
@@ -160,16 +120,15 @@ class GgufSource:
         of a stack, or a range of rows.
         """
         layer, _, own = tensor.name.rpartition(".")[0].rpartition(".")
+        if any(own in stems for stems in architecture.joined.values()):
+            return
         if own in architecture.divided:
             yield from self._divided(architecture, layer.removeprefix("blk."), architecture.divided[own], tensor)
             return
         name = self._name(architecture, tensor.name)
         if tensor.name == RANK_HEAD and not architecture.is_encoder:
             if len(tensor.shape) != 2:
-                raise CheckpointError(
-                    f"{self._path}: tensor {shown(RANK_HEAD)} of shape {list(tensor.shape)} is no matrix",
-                    path=self._path,
-                )
+                raise self._misfit(tensor, "is no matrix")
             # Two rows are those of two answer tokens in the output projection. The score is the log odds of the first,
             # the difference of their logits; llama.cpp computes the softmax.
             yield name, RowDifference.of(tensor) if tensor.shape[0] == 2 else tensor
@@ -179,18 +138,15 @@ class GgufSource:
             if tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1:
                 tensor = evolve(tensor, shape=(1, *tensor.shape))
             # A convolution of each channel by itself has one input channel, which converters leave out.
-            if own == "conv" and len(tensor.shape) == 2:
+            if own in ("conv", "ssm_conv1d") and len(tensor.shape) == 2:
                 tensor = evolve(tensor, shape=(tensor.shape[0], 1, tensor.shape[1]))
             yield name, tensor
             return
         is_norm = tensor.name.endswith("_norm.weight")  # one row per head
         of_vectors = is_norm or tensor.name.endswith(".bias")
         if len(tensor.shape) != (2 if of_vectors else 3) or tensor.shape[0] > _MAX_STACK:
-            raise CheckpointError(
-                f"{self._path}: tensor {shown(tensor.name)} of shape {list(tensor.shape)} is no stack of "
-                f"{'norms' if is_norm else 'vectors' if of_vectors else 'matrices'}",
-                path=self._path,
-            )
+            of_what = "norms" if is_norm else "vectors" if of_vectors else "matrices"
+            raise self._misfit(tensor, f"is no stack of {of_what}")
         for index, matrix in enumerate(tensor.unstacked()):
             yield name.replace(EACH, str(index)), matrix
 
@@ -201,10 +157,7 @@ class GgufSource:
         kind = tensor.name.rpartition(".")[2]
         rows, *row = tensor.shape
         if rows % len(names) or (not row and tensor.is_quantized):
-            raise CheckpointError(
-                f"{self._path}: tensor {shown(tensor.name)} of shape {list(tensor.shape)} cannot be {len(names)} parts",
-                path=self._path,
-            )
+            raise self._misfit(tensor, f"cannot be {len(names)} parts")
         parts = evolve(tensor, shape=(len(names), rows // len(names), *row)).unstacked()
         for name, part in zip(names, parts, strict=True):
             yield f"{architecture.body}{architecture.layers}.{layer}.{name}.{kind}", part
@@ -238,51 +191,85 @@ class GgufSource:
             )
         return found
 
-    def _weight(self, architecture: GgufArchitecture, tensor: GgufTensor) -> _Weight:
-        if architecture.permuted_qk and ".attn_q." in tensor.name:
+    def _is_of_later_layers(self, name: str) -> bool:
+        """Return whether a tensor belongs to layers that predict further tokens (MTP), which follow the model's own."""
+        match = _OF_LAYER.match(name)
+        return match is not None and int(match[1]) >= self.config["num_hidden_layers"]
+
+    def _joined(self, architecture: GgufArchitecture, tensors: Mapping[str, GgufTensor]) -> dict[str, JoinedWeight]:
+        """Return the matrices that have the rows of several tensors, by Hugging Face name."""
+        found: dict[str, JoinedWeight] = {}
+        for layer in range(self.config["num_hidden_layers"]) if architecture.joined else ():
+            for name, stems in architecture.joined.items():
+                parts = [tensors.get(f"blk.{layer}.{stem}.weight") for stem in stems]
+                there = [part for part in parts if part is not None]
+                if there:
+                    found[f"{architecture.body}{architecture.layers}.{layer}.{name}.weight"] = self._joined_parts(there)
+        return found
+
+    def _joined_parts(self, parts: Sequence[GgufTensor]) -> JoinedWeight:
+        sizes = self._delta_sizes()
+        key_heads, value_heads, key_dim, value_dim = sizes
+        values = value_heads * value_dim
+        wanted = [(2 * key_heads * key_dim + values, self.config["hidden_size"]), (values, self.config["hidden_size"])]
+        if [part.shape for part in parts] != wanted:
+            raise self._misfit(parts[0], f"cannot be those of {key_heads} key heads beside gates of {values} rows")
+        return JoinedWeight(tuple(map(GgufWeight, parts)), qkvz_order(*sizes).argsort())
+
+    def _delta_sizes(self) -> tuple[int, int, int, int]:
+        """Return the numbers of key and value heads, and the sizes of a key and of a value, of gated delta networks."""
+        heads = self.config["linear_num_key_heads"], self.config["linear_num_value_heads"]
+        return *heads, self.config["linear_key_head_dim"], self.config["linear_value_head_dim"]
+
+    def _weight(self, architecture: GgufArchitecture, tensor: GgufTensor) -> GgufWeight:
+        stem = stem_of(tensor.name)
+        if architecture.permuted_qk and stem == "attn_q":
             return self._permuted(tensor, self.config["num_attention_heads"])
-        if architecture.permuted_qk and ".attn_k." in tensor.name:
+        if architecture.permuted_qk and stem == "attn_k":
             return self._permuted(tensor, self.config["num_key_value_heads"])
-        if architecture.grouped_qkv and ".attn_qkv." in tensor.name:
+        if architecture.grouped_qkv and stem == "attn_qkv":
             return self._grouped(tensor)
-        if tensor.name.endswith("norm.weight"):
-            return _Weight(tensor, offset=architecture.norm_offset)
-        return _Weight(tensor)
+        if architecture.tiled_heads and stem in TILED:
+            return self._tiled(tensor, stem)
+        if stem == RATES:
+            return GgufWeight(tensor, is_rate=True)
+        if tensor.name.endswith("norm.weight") and stem not in architecture.plain_norms:
+            return GgufWeight(tensor, offset=architecture.norm_offset)
+        return GgufWeight(tensor)
 
-    def _permuted(self, tensor: GgufTensor, num_heads: int) -> _Weight:
+    def _permuted(self, tensor: GgufTensor, num_heads: int) -> GgufWeight:
         if tensor.shape[0] % (2 * num_heads) or (len(tensor.shape) == 1 and tensor.is_quantized):
-            raise CheckpointError(
-                f"{self._path}: tensor {shown(tensor.name)} of shape {list(tensor.shape)} cannot be {num_heads} heads",
-                path=self._path,
-            )
-        return _Weight(tensor, permuted_heads=num_heads)
+            raise self._misfit(tensor, f"cannot be {num_heads} heads")
+        return GgufWeight(tensor, permuted_heads=num_heads)
 
-    def _grouped(self, tensor: GgufTensor) -> _Weight:
+    def _grouped(self, tensor: GgufTensor) -> GgufWeight:
         heads, kv_heads = self.config["num_attention_heads"], self.config["num_key_value_heads"]
         head_dim = self.config["hidden_size"] // heads
         if tensor.shape[0] != (heads + 2 * kv_heads) * head_dim or (len(tensor.shape) == 1 and tensor.is_quantized):
-            raise CheckpointError(
-                f"{self._path}: tensor {shown(tensor.name)} of shape {list(tensor.shape)} cannot be {heads} heads of "
-                f"queries and {kv_heads} of keys and of values, of {head_dim} each",
-                path=self._path,
+            raise self._misfit(
+                tensor,
+                f"cannot be {heads} heads of queries and {kv_heads} of keys and of values, of {head_dim} each",
             )
-        return _Weight(tensor, order=qkv_order(heads, kv_heads, head_dim).argsort())
+        return GgufWeight(tensor, order=qkv_order(heads, kv_heads, head_dim).argsort())
 
+    def _tiled(self, tensor: GgufTensor, stem: str) -> GgufWeight:
+        """Return a tensor of gated delta networks with its value heads side by side by key head."""
+        key_heads, heads, key_dim, value_dim = self._delta_sizes()
+        before = 2 * key_heads * key_dim if stem in ("attn_qkv", "ssm_conv1d") else 0
+        width = 1 if stem in ("ssm_alpha", "ssm_beta", "ssm_dt", RATES) else value_dim
+        turned = stem == "ssm_out"
+        if tensor.shape[-1 if turned else 0] != before + heads * width or (
+            len(tensor.shape) == 1 and tensor.is_quantized
+        ):
+            raise self._misfit(tensor, f"cannot be {heads} value heads of {width}, after {before} others")
+        if 1 in (key_heads, heads // key_heads):  # as in the smaller models of Qwen 3.5: there is one order
+            return GgufWeight(tensor, is_rate=stem == RATES)
+        order = grouped_heads(key_heads, heads)
+        if turned:
+            return GgufWeight(tensor, columns=(order, width))
+        return GgufWeight(tensor, order=rows_of_heads(order, width, before), is_rate=stem == RATES)
 
-def _read_in_order(rows: UnreadRows, order: Tensor, first: int, last: int) -> Tensor:
-    """Read some rows in Hugging Face's order, with one read per run of rows that are consecutive in the file."""
-    return torch.cat([rows[start:end].tensor() for start, end in runs(order[first:last])])
-
-
-def _read_unpermuted(rows: UnreadRows, head_size: int, first: int, last: int) -> Tensor:
-    """Read some rows in Hugging Face's order; whole heads are read to undo the permutation."""
-    before = first // head_size * head_size
-    stored = rows[before : -(-last // head_size) * head_size].tensor()
-    return _unpermuted(stored, head_size)[first - before : last - before]
-
-
-def _unpermuted(rows: Tensor, head_size: int) -> Tensor:
-    """Return rows, uint8 [n, row], in Hugging Face's order: within each head the even rows, then the odd rows."""
-    # With numpy, on one thread: torch would split these 0.1 ms among all threads, and wait for busy cores.
-    heads = rows.numpy().reshape(-1, head_size // 2, 2, rows.shape[1])
-    return torch.from_numpy(np.ascontiguousarray(heads.swapaxes(1, 2))).view(rows.shape)
+    def _misfit(self, tensor: GgufTensor, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._path}: tensor {shown(tensor.name)} of shape {list(tensor.shape)} {why}", path=self._path
+        )

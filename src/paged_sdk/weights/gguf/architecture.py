@@ -1,0 +1,148 @@
+"""Define what an architecture of GGUF names its tensors, and how their values differ from Hugging Face's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from attrs import evolve, frozen
+
+__all__ = ["EACH", "RATES", "TILED", "TOP_NAMES", "GgufArchitecture", "stem_of"]
+
+TOP_NAMES: Final = MappingProxyType(
+    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+)
+"""The names of most architectures' tensors outside of the layers."""
+EACH: Final = "*"
+"""The placeholder in a Hugging Face name for the number of an expert, or of a head with its own norm."""
+
+RATES: Final = "ssm_a"
+"""GGUF's name, within ``blk.N.``, of the negated decay rates of value heads."""
+TILED: Final = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_alpha", "ssm_beta", "ssm_dt", RATES, "ssm_out")
+"""GGUF names, within ``blk.N.`` and without endings, of the tensors that have something of each value head."""
+
+# Layers with this norm have one norm for attention and another for the parallel MLP.
+_SECOND_NORM = "blk.0.attn_norm_2.weight"
+
+_KINDS: Final = ("weight", "bias")
+_IN_BLOCK = re.compile(r"blk\.(\d+)\.(\w+(?:\.\w+){0,2})")
+_LAYER_NUMBER = re.compile(r"(\d+)\.(.+)")
+_TOP_TENSOR = re.compile(r"(\w+(?:\.\w+)?)\.(weight|bias)")
+
+
+def stem_of(name: str) -> str:
+    """Return the first part of a GGUF name within ``blk.N.``: ``attn_q`` of ``blk.0.attn_q.weight``."""
+    return name.removeprefix("blk.").partition(".")[2].partition(".")[0]
+
+
+@frozen(kw_only=True)
+class GgufArchitecture:
+    """Maps a GGUF architecture to Hugging Face's.
+
+    :ivar model_type: Hugging Face's ``model_type``
+    :ivar block_names: GGUF name of a tensor within ``blk.N.`` -> Hugging Face name within a layer
+    :ivar beside_names: overrides of ``block_names`` in files whose layers have two parallel norms
+    :ivar bare_names: likewise, of names that do not both end in ``.weight`` or ``.bias``: with their endings
+    :ivar joined: Hugging Face name of a matrix within a layer -> GGUF names of those that have its rows, all of one
+        after all of the other; Hugging Face interleaves them in groups, one per key head
+    :ivar top_names: GGUF name of a tensor outside of the layers -> Hugging Face name
+    :ivar body: the prefix of all Hugging Face names except that of the output projection
+    :ivar layers: the name of the list of layers, after ``body``
+    :ivar permuted_qk: whether GGUF permutes query and key rows within each head
+    :ivar grouped_qkv: whether Hugging Face groups the rows of ``attn_qkv`` by KV head: its queries, its key, its value
+    :ivar tiled_heads: whether GGUF orders the value heads of gated delta networks by their place in the group of a key
+        head, then by key head; Hugging Face does the opposite
+    :ivar norm_offset: the constant that GGUF adds to the weights of norms
+    :ivar plain_norms: GGUF names of norms within ``blk.N.`` that it is not added to
+    :ivar bias_groups: a config's field for the biases of a group of matrices -> their GGUF names. Biases of the group
+        that the file leaves out are zero
+    :ivar divided: GGUF name of a matrix within ``blk.N.`` -> Hugging Face names of the equal parts of its rows
+    :ivar left_out: matrices outside of the layers that a file may leave out: they become one row of zeros
+    :ivar is_encoder: whether attention is bidirectional
+    """
+
+    model_type: str
+    block_names: Mapping[str, str]
+    beside_names: Mapping[str, str] = MappingProxyType({})
+    bare_names: Mapping[str, str] = MappingProxyType({})
+    joined: Mapping[str, Sequence[str]] = MappingProxyType({})
+    top_names: Mapping[str, str] = TOP_NAMES
+    body: str = "model."
+    layers: str = "layers"
+    permuted_qk: bool = False
+    grouped_qkv: bool = False
+    tiled_heads: bool = False
+    norm_offset: float = 0.0
+    plain_norms: Collection[str] = ()
+    bias_groups: Mapping[str, Collection[str]] = MappingProxyType({})
+    divided: Mapping[str, Sequence[str]] = MappingProxyType({})
+    left_out: Collection[str] = ()
+    is_encoder: bool = False
+
+    def of_file(self, names: Collection[str]) -> GgufArchitecture:
+        """Return the architecture with the names that a file with these tensors uses."""
+        if _SECOND_NORM not in names:
+            return self
+        return evolve(self, block_names={**self.block_names, **self.beside_names})
+
+    def gguf_name(self, name: str) -> str | None:
+        """Return the GGUF name of a tensor, or None if the architecture has no such tensor.
+
+        :param name: the Hugging Face name, with :data:`EACH` for the number of an expert or a head
+        """
+        prefix = f"{self.body}{self.layers}."
+        if name.startswith(prefix) and (match := _LAYER_NUMBER.fullmatch(name.removeprefix(prefix))):
+            layer, own = match.groups()
+            bare = next((stored for stored, bare_name in self.bare_names.items() if bare_name == own), None)
+            if bare is not None:
+                return f"blk.{layer}.{bare}"
+            parent, _, kind = own.rpartition(".")
+            known = [*self.block_names.items(), *self.beside_names.items()]
+            stem = next((stem for stem, block_name in known if block_name == parent), None)
+            return stem and f"blk.{layer}.{stem}.{kind}"
+        parent, _, kind = name.rpartition(".")
+        top = next((stem for stem, top_name in self.top_names.items() if top_name == parent), None)
+        return top and f"{top}.{kind}"
+
+    def joined_names(self, name: str) -> tuple[str, ...]:
+        """Return the GGUF names of the tensors that :attr:`joined` divides a tensor into; none if it is not divided.
+
+        :param name: the Hugging Face name
+        """
+        for whole, stems in self.joined.items():
+            layer = name.removeprefix(f"{self.body}{self.layers}.").removesuffix(f".{whole}.weight")
+            if layer.isdecimal():
+                return tuple(f"blk.{layer}.{stem}.weight" for stem in stems)
+        return ()
+
+    def hugging_face_name(self, name: str) -> str | None:
+        """Return the Hugging Face name of a tensor, or None if the architecture has no such tensor.
+
+        For a stack of the experts' matrices or the heads' norms, the name has :data:`EACH` for the number.
+        """
+        if match := _IN_BLOCK.fullmatch(name):
+            layer, own = match.groups()
+            stem, _, kind = own.rpartition(".")
+            whole = next((whole for whole, stems in self.joined.items() if stem in stems), None)
+            block_name = self.block_names.get(stem, whole) if kind in _KINDS else None
+            found = self.bare_names.get(own, block_name and f"{block_name}.{kind}")
+            return found and f"{self.body}{self.layers}.{layer}.{found}"
+        if match := _TOP_TENSOR.fullmatch(name):
+            stem, kind = match.groups()
+            top_name = self.top_names.get(stem)
+            return top_name and f"{top_name}.{kind}"
+        return None
+
+    def moves_values(self, name: str) -> bool:
+        """Return whether a matrix's rows or columns are in another order than Hugging Face's, not only within heads.
+
+        :param name: the GGUF name
+        """
+        stem = stem_of(name)
+        return (
+            (self.grouped_qkv and stem == "attn_qkv")
+            or (self.tiled_heads and stem in TILED)
+            or any(stem in stems for stems in self.joined.values())
+        )
