@@ -64,6 +64,7 @@ class _Family:
     :ivar config: the fields of its transformers config, sections as mappings
     :ivar processor: the name of its image processor, and its settings
     :ivar placeholder: what a chat template writes for an image
+    :ivar is_recurrent: whether layers of its decoder keep a state instead of keys and values
     """
 
     config: Mapping[str, Any]
@@ -71,12 +72,41 @@ class _Family:
     settings: Mapping[str, Any]
     placeholder: str = "<image>"
     extra_settings: Mapping[str, Any] = {}
+    is_recurrent: bool = False
 
 
 _PINPOINTS: Final = [[28, 56], [56, 28], [56, 56]]
 _QWEN_TEXT: Final[dict[str, Any]] = {
     **{name: value for name, value in _TEXT.items() if name != "head_dim"},
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
+}
+
+_QWEN35_TEXT: Final[dict[str, Any]] = {
+    **_TEXT,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "head_dim": 32,  # of which half is rotated
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    },
+}
+_QWEN3_VISION: Final[dict[str, Any]] = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "out_hidden_size": 64,
+    "num_heads": 4,
+    "patch_size": 7,
+    "num_position_embeddings": 16,
+    "initializer_range": 0.3,
 }
 
 VISION_FAMILIES: Final[dict[str, _Family]] = {
@@ -194,22 +224,41 @@ VISION_FAMILIES: Final[dict[str, _Family]] = {
                     "mrope_interleaved": True,
                 },
             },
-            "vision_config": {
-                "depth": 3,
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "out_hidden_size": 64,
-                "num_heads": 4,
-                "patch_size": 7,
-                "num_position_embeddings": 16,
-                "deepstack_visual_indexes": [0, 1],
-                "initializer_range": 0.3,
-            },
+            "vision_config": {**_QWEN3_VISION, "deepstack_visual_indexes": [0, 1]},
             "image_token_id": _IMAGE_TOKEN,
         },
         processor="Qwen2VLImageProcessorPil",
         settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
         placeholder="<|vision_start|><image><|vision_end|>",
+    ),
+    "qwen3_5": _Family(
+        config={
+            "text_config": {"model_type": "qwen3_5_text", **_QWEN35_TEXT},
+            "vision_config": _QWEN3_VISION,
+            "image_token_id": _IMAGE_TOKEN,
+        },
+        processor="Qwen2VLImageProcessorPil",
+        settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
+        placeholder="<|vision_start|><image><|vision_end|>",
+        is_recurrent=True,
+    ),
+    "qwen3_5_moe": _Family(
+        config={
+            "text_config": {
+                "model_type": "qwen3_5_moe_text",
+                **_QWEN35_TEXT,
+                "num_experts": 8,
+                "num_experts_per_tok": 3,
+                "moe_intermediate_size": 32,
+                "shared_expert_intermediate_size": 48,
+            },
+            "vision_config": _QWEN3_VISION,
+            "image_token_id": _IMAGE_TOKEN,
+        },
+        processor="Qwen2VLImageProcessorPil",
+        settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
+        placeholder="<|vision_start|><image><|vision_end|>",
+        is_recurrent=True,
     ),
     "qwen2_5_vl": _Family(
         config={
