@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from adapter_files import merge, write_adapter
@@ -34,7 +33,7 @@ from paged_sdk import (
 )
 from paged_sdk.build import vision
 from paged_sdk.vision.encoder import load_encoder
-from tiny_vision import VISION_FAMILIES, make_vision_checkpoint, picture, reference_answer
+from tiny_vision import VISION_FAMILIES, encoder_inputs, make_vision_checkpoint, picture, reference_answer
 
 pytestmark = pytest.mark.anyio
 
@@ -108,12 +107,6 @@ def cached(response: ChatCompletionResponse) -> int:
     return details.cached_tokens
 
 
-def inputs_of(directory: Path, pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
-    loader: Any = transformers.AutoImageProcessor
-    made = loader.from_pretrained(directory, backend="pil")(images=list(pictures), return_tensors="pt")
-    return {name: made[name] for name in ("pixel_values", "image_grid_thw")}
-
-
 class Judge:
     """Answers as transformers does.
 
@@ -124,27 +117,29 @@ class Judge:
         self._model, self._reference, self._directory = model, reference, directory
 
     def text(self, request: RequestBuilder, pictures: Sequence[Picture]) -> str:
-        self._reference.model.rope_deltas = None  # of the prompt before
-        inputs = inputs_of(self._directory, pictures) if pictures else {}
+        inputs = self._inputs(pictures)
         tokens = reference_answer(self._reference, prompt_of(self._model, request), inputs, LENGTH)
         return self._model._preparer.text.tokenizer.decode(tokens, skip_special_tokens=True)
 
     def logprobs(self, request: RequestBuilder, pictures: Sequence[Picture]) -> torch.Tensor:
         """Return the log probability of each token of a prompt but the first."""
         ids = torch.tensor([prompt_of(self._model, request)])
-        inputs: dict[str, Any] = inputs_of(self._directory, pictures) if pictures else {}
-        if pictures:
+        inputs = self._inputs(pictures)
+        if "image_grid_thw" in inputs:
             inputs["mm_token_type_ids"] = (ids == self._reference.config.image_token_id).int()
-        self._reference.model.rope_deltas = None  # of the prompt before
         with torch.inference_mode():
             logits = self._reference(input_ids=ids, **inputs).logits[0, :-1]
         return torch.gather(logits.log_softmax(-1), 1, ids[0, 1:, None])[:, 0]
+
+    def _inputs(self, pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
+        self._reference.model.rope_deltas = None  # of the prompt before
+        return encoder_inputs(self._reference.config.to_dict(), self._directory, pictures) if pictures else {}
 
 
 @pytest.mark.parametrize(
     ("family", "chat"),
     [
-        *(("qwen3_5", chat) for chat in CHATS),
+        *((family, chat) for family in ("qwen3_5", "lfm2_vl") for chat in CHATS),
         *(pytest.param("qwen3_5_moe", chat, marks=() if chat == "two images" else pytest.mark.long) for chat in CHATS),
     ],
 )
@@ -163,9 +158,12 @@ async def test_probabilities_are_those_of_transformers(
         torch.testing.assert_close(found, judge.logprobs(request, pictures), rtol=0, atol=1e-3)
 
 
-async def test_a_conversation_computes_its_new_tokens_alone(checkpoints: Mapping[str, tuple[Path, Any]]) -> None:
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2_vl"])
+async def test_a_conversation_computes_its_new_tokens_alone(
+    family: str, checkpoints: Mapping[str, tuple[Path, Any]]
+) -> None:
     """States are kept where its prompts and answers end, behind images."""
-    directory, reference = checkpoints["qwen3_5"]
+    directory, reference = checkpoints[family]
     async with builder_of(directory).build() as model:
         judge, request, pictures, length = Judge(model, reference, directory), asked("Look:", SMALL, "?"), [SMALL], 0
         (the,) = await model.tokenize(" the", add_special_tokens=False)
@@ -293,6 +291,20 @@ async def test_prefixes_with_images_are_not_pinned(dense: Path) -> None:
             await model.pin(asked("Look:", LARGE))
         stats = model.stats()
         assert stats.blocks_used == stats.blocks_pinned == stats.awaiting_images == 0
+
+
+async def test_older_names_of_tensors(checkpoints: Mapping[str, tuple[Path, Any]], tmp_path: Path) -> None:
+    make_vision_checkpoint("lfm2_vl", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    older = {name.replace(".vision_tower.", ".vision_tower.vision_model."): each for name, each in tensors.items()}
+    assert older.keys() != tensors.keys()
+    save_file(older, tmp_path / "model.safetensors", {"format": "pt"})
+    request = asked("Look:", LARGE)
+    texts = []
+    for directory in (checkpoints["lfm2_vl"][0], tmp_path):
+        async with builder_of(directory).build() as model:
+            texts.append(text_of(await model.send_chat_request(request)))
+    assert texts[0] == texts[1]
 
 
 async def test_layers_that_predict_further_tokens_are_left_alone(

@@ -16,8 +16,9 @@ from attrs import frozen
 from transformers import PreTrainedModel
 
 import tiny
+from paged_sdk.vision.family import find_vision_family
 
-__all__ = ["IMAGE_BREAK", "VISION_FAMILIES", "make_vision_checkpoint", "picture", "reference_answer"]
+__all__ = ["IMAGE_BREAK", "VISION_FAMILIES", "encoder_inputs", "make_vision_checkpoint", "picture", "reference_answer"]
 
 _TOKENS: Final = (
     "<image>",
@@ -260,6 +261,34 @@ VISION_FAMILIES: Final[dict[str, _Family]] = {
         placeholder="<|vision_start|><image><|vision_end|>",
         is_recurrent=True,
     ),
+    "lfm2_vl": _Family(
+        config={
+            "text_config": {
+                "model_type": "lfm2",
+                **_TEXT,
+                "num_hidden_layers": 4,
+                "layer_types": ["conv", "conv", "full_attention", "conv"],
+                "block_multiple_of": 16,
+            },
+            "vision_config": {
+                "model_type": "siglip2_vision_model",
+                **{name: value for name, value in _VISION.items() if name != "image_size"},
+                "num_patches": 16,
+                "vision_use_head": False,
+            },
+            "image_token_id": _IMAGE_TOKEN,
+            "projector_hidden_size": 48,
+        },
+        processor="Lfm2VlImageProcessor",
+        settings={
+            "encoder_patch_size": 7,
+            "tile_size": 28,
+            "min_image_tokens": 4,
+            "max_image_tokens": 9,
+            "max_tiles": 4,
+        },
+        is_recurrent=True,
+    ),
     "qwen2_5_vl": _Family(
         config={
             "text_config": {"model_type": "qwen2_5_vl_text", **_QWEN_TEXT},
@@ -317,8 +346,7 @@ def make_vision_checkpoint(name: str, directory: Path, *, seed: int = 0, **chang
                 parameter.data.normal_()
     model.save_pretrained(directory)
     tokenizer().save(str(directory / "tokenizer.json"))
-    processor: Any = getattr(transformers, family.processor)(**family.settings)
-    processor.save_pretrained(directory)
+    _save_processor(family.processor, family.settings, directory)
     settings = {"eos_token": "<|im_end|>", "chat_template": _TEMPLATE.replace("PLACEHOLDER", family.placeholder)}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
@@ -326,6 +354,31 @@ def make_vision_checkpoint(name: str, directory: Path, *, seed: int = 0, **chang
         (directory / "processor_config.json").write_text(json.dumps(dict(family.extra_settings)))
     built: PreTrainedModel = model
     return built
+
+
+def _save_processor(name: str, settings: Mapping[str, Any], directory: Path) -> None:
+    if name == "Lfm2VlImageProcessor":  # which needs torchvision
+        content = {"image_processor_type": name, **settings}
+        (directory / "preprocessor_config.json").write_text(json.dumps(content))
+        return
+    processor: Any = getattr(transformers, name)(**settings)
+    processor.save_pretrained(directory)
+
+
+def encoder_inputs(config: Mapping[str, Any], directory: Path, pictures: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Return what transformers' encoder takes of some images.
+
+    :param config: the model's config
+    :param directory: a checkpoint
+    """
+    family = find_vision_family(config)
+    loader: Any = transformers.AutoImageProcessor
+    if family.processor is None:
+        processor = loader.from_pretrained(directory, backend="pil")
+    else:  # tests/vision/test_lfm2_images.py compares what it makes
+        processor = family.processor(json.loads((directory / "preprocessor_config.json").read_text()))
+    made = processor(images=list(pictures), return_tensors="pt", **family.options(config))
+    return {name: made[name] for name in family.encoder_inputs if name in made}
 
 
 def reference_answer(
