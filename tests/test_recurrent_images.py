@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from adapter_files import merge, write_adapter
@@ -32,7 +33,7 @@ from paged_sdk import (
     VisionModelBuilder,
 )
 from paged_sdk.build import vision
-from paged_sdk.vision.encoder import load_encoder
+from paged_sdk.vision.encoder import _shrink_text, load_encoder
 from tiny_vision import VISION_FAMILIES, encoder_inputs, make_vision_checkpoint, picture, reference_answer
 
 pytestmark = pytest.mark.anyio
@@ -332,3 +333,13 @@ async def test_layers_that_predict_further_tokens_are_left_alone(
     async with TextModelBuilder(tmp_path).with_dtype("float32").build() as model:
         with pytest.raises(InvalidRequestError, match="takes no images"):
             await model.send_chat_request(request)
+
+
+def test_the_decoder_that_is_built_beside_an_encoder_is_small() -> None:
+    """It is thrown away; a layer of the released model's experts alone has 805 million weights."""
+    maker: Any = transformers.AutoModelForImageTextToText
+    config = transformers.AutoConfig.for_model("qwen3_5_moe")
+    _shrink_text(config.get_text_config())
+    with torch.device("meta"):
+        model = maker.from_config(config)
+    assert sum(parameter.numel() for parameter in model.model.language_model.parameters()) < 50_000_000  # 37 million

@@ -135,6 +135,7 @@ def test_settings_survive_pickling() -> None:
     made = Lfm2Images.of(SMALL | {"image_std": [0.1, 0.2, 0.3], "max_tiles": None, "size": {"height": 512}})
     assert made.max_tiles == 10
     assert pickle.loads(pickle.dumps(made)) == made
+    assert pickle.loads(pickle.dumps(VISION)) == VISION
 
 
 @pytest.mark.anyio
