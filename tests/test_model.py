@@ -421,7 +421,7 @@ async def test_a_bad_request_says_what_is_allowed(model: Model, send: Callable[[
 
 async def test_a_prompt_longer_than_the_context(builder: TextModelBuilder) -> None:
     async with builder.with_max_model_len(64).build() as model:
-        with pytest.raises(ContextLengthError) as caught:
+        with pytest.raises(ContextLengthError, match=r"\(the context is 64\): shorten it, or use trunc") as caught:
             await model.send_completion_request([5] * 64)
         assert (caught.value.num_tokens, caught.value.limit) == (64, 63)
         response = await model.send_completion_request([5] * 63)
@@ -431,7 +431,7 @@ async def test_a_prompt_longer_than_the_context(builder: TextModelBuilder) -> No
 
 async def test_a_prompt_longer_than_the_pool(builder: TextModelBuilder) -> None:
     async with builder.with_paged_attn(pool(4)).build() as model:
-        with pytest.raises(ContextLengthError) as caught:
+        with pytest.raises(ContextLengthError, match=r"the KV pool is 4 blocks of 8.* more memory$") as caught:
             await model.send_completion_request([5] * 33)
         assert caught.value.limit == 32
         request = RequestBuilder().add_message("user", "word " * 200).with_truncation().with_sampling(sampled(4))

@@ -40,6 +40,10 @@ class Building(Opening[Model]):
         launch = read_launch() if self._settings.is_to_be_divided else None
         return 0 if launch is None else launch.rank
 
+    def __repr__(self) -> str:
+        # asyncio.run(builder.build()) is a natural mistake, and its error shows this and nothing else.
+        return "<build(): await it in an async function, or pass it to BlockingModel, to get a model>"
+
     if not TYPE_CHECKING:  # otherwise a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> object:

@@ -313,6 +313,8 @@ class Model(ModelFacts):
         :raises InvalidRequestError: not a text, or one with lone surrogates
         """
         check_flag("add_special_tokens", add_special_tokens)
+        if not isinstance(text, str):
+            raise InvalidRequestError.of("text", text, "a text")
         tokenizer = self._preparer.text.tokenizer
         return await in_thread(partial(tokenizer.encode, text, add_special_tokens=add_special_tokens))
 

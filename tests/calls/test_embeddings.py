@@ -437,7 +437,8 @@ async def test_the_wire_form_is_openais() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"texts": []}, r"texts\[0\] = \[\]"),
+        ({"texts": []}, r"texts = \[\] is not allowed: expected a text, .* at least one"),
+        ({"texts": ["a", []]}, r"texts\[1\] = \[\] is not allowed: expected a text of at least one token"),
         ({"texts": [1, 512]}, "texts = 512"),
         ({"texts": ["a", [1, 512]]}, r"texts\[1\] = 512"),
         ({"texts": ["a", 3]}, "texts = 3"),

@@ -241,6 +241,14 @@ async def test_types_without_a_schema_are_refused_by_name(type_: Any) -> None:
 
 
 @pytest.mark.anyio
+async def test_a_schema_in_the_place_of_a_type_is_told_where_it_goes() -> None:
+    schema: Any = {"type": "object"}
+    async with fake_model("{}") as model:
+        with pytest.raises(ConstraintError, match=r"is no type: for a schema, use with_constraint"):
+            await model.generate_structured(ASKED, schema)
+
+
+@pytest.mark.anyio
 async def test_requests_that_contradict_the_type_are_refused() -> None:
     async with fake_model("{}") as model:
         with pytest.raises(InvalidRequestError, match="constraint"):

@@ -153,6 +153,7 @@ def test_nobody_there() -> None:
         refused = top(f"http://127.0.0.1:{port}", "--json")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert "no answer from http://127.0.0.1:" in refused.stderr
+    assert refused.stderr.endswith(": is paged-sdk serve running there?\n")
     assert refused.stderr.count("\n") == 1
 
 

@@ -436,7 +436,10 @@ def test_a_port_in_use_is_one_line(tiny_checkpoint: Path) -> None:
         port = taken.getsockname()[1]
         result = CliRunner().invoke(cli, ["serve", "-m", str(tiny_checkpoint), "--port", str(port)])
     assert result.exit_code == 2
-    assert result.stderr == f"error: cannot listen at 127.0.0.1:{port}: Address already in use\n"
+    assert result.stderr == (
+        f"error: cannot listen at 127.0.0.1:{port}: Address already in use (choose another with --port; 0: any free "
+        "one)\n"
+    )
 
 
 @pytest.mark.parametrize(

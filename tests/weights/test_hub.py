@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -268,7 +269,42 @@ class TestHub:
         with pytest.raises(ModelLoadError, match=message) as caught:
             resolve_model("org/tiny", revision="v9")
         assert caught.value.path == "org/tiny"
-        assert caught.value.__cause__ is error
+        assert caught.value.__cause__ is (error if "could not be downloaded" in message else None)
+        assert caught.value.__suppress_context__  # no traceback of an error that is explained
+
+    def test_a_hub_that_is_not_reached_says_why(
+        self, hub: Callable[..., FakeHub], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        error = errors.LocalEntryNotFoundError("no snapshot")
+        error.__cause__ = ConnectionError("Name or service\nnot known.")
+        hub(SAFETENSORS).error = error
+        reason = re.escape(
+            f"'org/tiny' does not exist in {tmp_path}, is not in the Hub's cache, and the Hub cannot be reached "
+            "(Name or service not known): correct the path, or connect"
+        )
+        with pytest.raises(ModelLoadError, match=f"^{reason}$"):
+            resolve_model("org/tiny")
+
+    @pytest.mark.parametrize("name", ["tiny.gguf", "tiny.GGUF", "models/of/mine/tiny.gguf", "./tiny"])
+    def test_the_hub_is_not_asked_for_a_path(
+        self, name: str, hub: Callable[..., FakeHub], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        fake = hub(SAFETENSORS)
+        with pytest.raises(ModelLoadError, match=re.escape(f"{name!r} does not exist in {tmp_path}")):
+            resolve_model(name)
+        assert not fake.calls
+
+    def test_a_working_directory_that_is_gone_is_left_out(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        with pytest.raises(ModelLoadError, match=r"^'tiny\.gguf' does not exist$"):
+            resolve_model("tiny.gguf")
 
     def test_offline_for_real(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

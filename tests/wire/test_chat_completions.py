@@ -167,6 +167,20 @@ def test_what_is_not_honoured_is_refused_by_name(fields: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("temprature", "temperature, or one of the other fields top_p, "),
+        ("max_token", "max_tokens, or one of the other fields temperature, "),
+        ("x" * 1_000_000, "one of the fields temperature, "),
+    ],
+)
+def test_a_misspelt_field_is_told_the_nearest(name: str, expected: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        read_chat_completion({**HI, name: 1})
+    assert f"{name[:100]} = 1 is not allowed: expected {expected}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("part", "field"),
     [
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "high"}}, "detail"),

@@ -80,7 +80,7 @@ class GenerationRequests:
             if not is_unicode(prompt):
                 raise InvalidRequestError.of(field, prompt, "Unicode without lone surrogates")
             return partial(self.preparer.encode_prompt, prompt, options, field)
-        ids = list(self.preparer.check_token_ids(field, prompt))  # copied: the caller may change the list
+        ids = list(self.preparer.check_token_ids(field, prompt, or_text=True))  # copied: the caller may change the list
         return lambda: EncodedPrompt(ids)
 
     def _stream(

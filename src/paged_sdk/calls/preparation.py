@@ -216,13 +216,14 @@ class RequestPreparer:
             )
         return token_ids
 
-    def check_token_ids(self, field: str, token_ids: object) -> Sequence[int]:
+    def check_token_ids(self, field: str, token_ids: object, *, or_text: bool = False) -> Sequence[int]:
         """Check token ids and return them.
 
         :param token_ids: ints, in a sequence or an array; numpy's are converted to Python's
+        :param or_text: whether a text would have been accepted too, for the error
         :raises InvalidRequestError: anything else, or an id outside the vocabulary
         """
-        allowed = f"token ids from 0 to {self.vocab_size - 1}"
+        allowed = ("a text, or " if or_text else "") + f"token ids from 0 to {self.vocab_size - 1}"
         ids = token_ids
         # Long prompts are nearly always lists of ints: a million are checked in 40 ms, without a copy.
         if (
@@ -344,10 +345,12 @@ class RequestPreparer:
         if not options.truncation:
             what = "the prompt" if field in ("messages", "prompt") else field
             setting = "with_truncation()" if field == "messages" else "truncation=True"
+            limit, advice = f"the context is {self.config.max_model_len}", f"shorten it, or use {setting}"
+            if self.max_sequence_tokens < self.config.max_model_len:
+                limit = f"the KV pool is {self.config.num_blocks} blocks of {self.config.block_size}"
+                advice = f"shorten it, use {setting}, or give the KV pool more memory"
             raise ContextLengthError(
-                f"{what} has {len(prompt_token_ids)} tokens, {self.max_prompt_tokens} fit "
-                f"(context {self.config.max_model_len}, KV pool {self.config.num_blocks} blocks of "
-                f"{self.config.block_size}): shorten it, use {setting}, or give the KV pool more memory",
+                f"{what} has {len(prompt_token_ids)} tokens, {self.max_prompt_tokens} fit ({limit}): {advice}",
                 field=field,
                 num_tokens=len(prompt_token_ids),
                 limit=self.max_prompt_tokens,

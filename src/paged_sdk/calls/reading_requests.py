@@ -53,7 +53,7 @@ class ReadingRequests:
         :raises InvalidRequestError: the text has lone surrogates, or an id is outside the vocabulary
         """
         if not isinstance(text, str):
-            return list(self.preparer.check_token_ids(name, text))
+            return list(self.preparer.check_token_ids(name, text, or_text=True))
         if not is_unicode(text):
             raise InvalidRequestError.of(name, text, "Unicode without lone surrogates")
         return text

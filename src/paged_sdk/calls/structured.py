@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from attrs import evolve, frozen
@@ -40,6 +40,11 @@ class Structure(Generic[InstanceT]):
 
         :raises ConstraintError: the type, or a type in it, has no JSON equivalent
         """
+        if isinstance(type_, Mapping):
+            raise ConstraintError(
+                f"type_ = {shown(type_)} is no type: for a schema, use with_constraint(Constraint.json_schema(schema))",
+                kind="json_schema",
+            )
         name = shown(type_) if not hasattr(type_, "__qualname__") else shortened(str(type_.__qualname__))
         describe, validate = getattr(type_, "model_json_schema", None), getattr(type_, "model_validate_json", None)
         try:

@@ -114,7 +114,8 @@ class Benchmark:
         for gpu in machine.gpus:
             yield f"{gpu.name}, compute capability {gpu.capability}"
         options = self.options
-        yield f"{options.iterations} runs after {options.warmup} for warm-up; tokens per second"
+        runs = f"{options.iterations} run{'s' if options.iterations > 1 else ''}"
+        yield f"{runs} after {options.warmup} for warm-up; tokens per second"
         yield ""
         rows: list[Sequence[str]] = [("", "median", "lowest", "highest", "each")]
         for each in self.results:

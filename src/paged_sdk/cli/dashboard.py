@@ -92,7 +92,8 @@ class Dashboard:
             raise PagedError(f"no figures from {address}: {why}") from error
         except (OSError, ValueError, HTTPException) as error:
             reason = error.reason if isinstance(error, URLError) else str(error) or type(error).__name__
-            raise PagedError(f"no answer from {address}: {reason}") from error
+            advice = ": is paged-sdk serve running there?" if isinstance(reason, ConnectionRefusedError) else ""
+            raise PagedError(f"no answer from {address}: {reason}{advice}") from error
         figures = ServerFigures.from_text(text)
         if figures is None:
             raise PagedError(f"no figures from {address}: it is not a server of this package")

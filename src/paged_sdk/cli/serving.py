@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -165,9 +166,9 @@ def keep_serving(
         checked = ServerSettings(allowed_hosts=hosts, **settings)
         listener = listen(host, port)
     except OSError as error:
-        terminal.error(
-            f"cannot listen at {host}:{port}: {os.strerror(error.errno) if error.errno and error.errno > 0 else error}"
-        )
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        advice = " (choose another with --port; 0: any free one)" if error.errno == errno.EADDRINUSE else ""
+        terminal.error(f"cannot listen at {host}:{port}: {why}{advice}")
         raise typer.Exit(CANNOT_LISTEN) from None
 
     allow_connections()

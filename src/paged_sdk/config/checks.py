@@ -225,7 +225,7 @@ class IsText:
 def are_texts(instance: object, attribute: Attribute[Any], value: object) -> None:
     """Accept a tuple of non-empty strings without lone surrogates."""
     if not isinstance(value, tuple) or not all(isinstance(item, str) and item and is_unicode(item) for item in value):
-        raise ConfigError.of(name_of(instance, attribute), value, "non-empty strings of Unicode characters")
+        raise ConfigError.of(name_of(instance, attribute), value, "a list of non-empty strings of Unicode characters")
 
 
 class AreFewTexts:
@@ -252,4 +252,4 @@ def is_token_id(value: object) -> bool:
 def are_token_ids(instance: object, attribute: Attribute[Any], value: object) -> None:
     """Accept a tuple of ints >= 0."""
     if not isinstance(value, tuple) or not all(map(is_token_id, value)):
-        raise ConfigError.of(name_of(instance, attribute), value, "token ids >= 0")
+        raise ConfigError.of(name_of(instance, attribute), value, "a list of token ids >= 0")

@@ -289,7 +289,8 @@ def parse_messages(messages: Sequence[MessageLike]) -> tuple[Message, ...]:
     :raises InvalidRequestError: for none at all, an unknown role or a malformed message
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
-        raise InvalidRequestError.of("messages", messages, "TextMessages, RequestBuilder or a list of messages")
+        allowed = 'TextMessages, RequestBuilder or a list of messages, such as [{"role": "user", "content": "Hello!"}]'
+        raise InvalidRequestError.of("messages", messages, allowed)
     if not messages:
         raise InvalidRequestError.of("messages", [], "at least one message")
     if len(messages) == 1:

@@ -19,10 +19,12 @@ def as_prompts(prompt: PromptsLike, name: str = "prompt") -> list[PromptLike]:
     """Return the prompts of a completion. Token ids are not checked.
 
     :param name: the argument's name in errors
-    :raises InvalidRequestError: a list that begins with a text or a list, and holds something else too
+    :raises InvalidRequestError: an empty list, or one that begins with a text or a list and holds something else too
     """
-    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence) or not prompt:
+    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence):
         return [cast(PromptLike, prompt)]
+    if not prompt:
+        raise InvalidRequestError.of(name, prompt, "a text, token ids, or a list of at least one of them")
     if not _is_prompt(prompt[0]):
         return [cast(PromptLike, prompt)]
     for each in prompt:

@@ -70,7 +70,7 @@ def resolve_model(
     if is_here:
         return _in_directory(_path(name), filename, quantization, gguf)
     if not _is_hub_id(name):
-        raise ModelLoadError(f"{str(model)!r} does not exist", path=path)
+        raise _missing(str(model), path)
     return _on_hub(_Repository(name, revision, token), filename, quantization, gguf)
 
 
@@ -89,7 +89,7 @@ def resolve_beside(model: str, name: str, *, revision: str | None = None, token:
     if here is not None:
         beside = (here if os.path.isdir(here) else here.parent) / name
     elif _begins_as_path(name):
-        raise ModelLoadError(f"{name!r} does not exist", path=path)
+        raise _missing(name, path)
     else:
         beside = _Repository(location, revision, token).download([glob.escape(name)], ()) / name
     if not os.path.isfile(beside):
@@ -109,7 +109,7 @@ def resolve_tokenizer(model: str, *, token: str | bool | None = None) -> Path:
         if os.path.exists(path):
             return path
         if not _is_hub_id(model):
-            raise ModelLoadError(f"{model!r} does not exist", path=path)
+            raise _missing(model, path)
         path = _Repository(model, None, token).download(_OF_TOKENIZERS, ())
     if not is_file(path / "tokenizer.json"):
         raise ModelLoadError(f"{model} has no tokenizer.json", path=path / "tokenizer.json")
@@ -126,8 +126,32 @@ def _begins_as_path(name: str) -> bool:
 
 
 def _is_hub_id(name: str) -> bool:
-    """Return whether a name that is no existing path may be an id on the Hub (``namespace/name``)."""
-    return not _begins_as_path(name) and name.count("/") <= 1
+    """Return whether a name that is no existing path may be an id on the Hub (``namespace/name``).
+
+    A file's name is none. One in a directory may be: there are repositories whose names end in ``.gguf``.
+    """
+    is_file_name = "/" not in name and name.lower().endswith(".gguf")
+    return not _begins_as_path(name) and not is_file_name and name.count("/") <= 1
+
+
+def _missing(name: str, path: Path) -> ModelLoadError:
+    """Return the error for a name that can only be a path. A relative one is mostly right, seen from elsewhere."""
+    return ModelLoadError(f"{name!r} does not exist{'' if path.is_absolute() else _seen_from_here()}", path=path)
+
+
+def _seen_from_here() -> str:
+    """Return where relative paths begin, for the text of an error; empty if that directory is gone."""
+    try:
+        return f" in {os.getcwd()}"
+    except OSError:
+        return ""
+
+
+def _reason(error: BaseException) -> str:
+    """Return what the first of the exceptions says that caused one another, on one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _in_directory(directory: Path, filename: str | None, quantization: str, gguf: bool | None) -> Path:
@@ -234,43 +258,50 @@ class _Repository:
     def files(self) -> list[str]:
         """List all files of the repository, or the cached ones if the Hub cannot be reached."""
         from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
         with self._explained():
             try:
                 info = HfApi().model_info(self.name, revision=self.revision, token=self.token)
             except HfHubHTTPError:
                 raise
-            except Exception:  # an error of whichever HTTP library is in use: the Hub did not answer
-                cached = Path(snapshot_download(self.name, revision=self.revision, local_files_only=True))
+            except Exception as error:  # of whichever HTTP library is in use: the Hub did not answer
+                try:
+                    cached = Path(snapshot_download(self.name, revision=self.revision, local_files_only=True))
+                except LocalEntryNotFoundError as missing:
+                    raise missing from error
                 return [path.relative_to(cached).as_posix() for path in cached.rglob("*")]
         return [file.rfilename for file in info.siblings or ()]
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn a download's exceptions into :class:`ModelLoadError`, with advice."""
+        """Turn a download's exceptions into :class:`ModelLoadError`, with advice.
+
+        Only one that is not explained is its cause: mostly a path is misspelt, and the tracebacks of the HTTP library
+        would be 75 lines above the one that says so.
+        """
         from huggingface_hub import errors
 
         try:
             yield
-        except errors.GatedRepoError as error:
+        except errors.GatedRepoError:
             raise self._error(
                 "is gated: accept its conditions on its page on the Hub, and give a token of that account"
-            ) from error
-        except errors.RepositoryNotFoundError as error:
+            ) from None
+        except errors.RepositoryNotFoundError:
             raise self._error(
-                "is neither an existing path nor a visible repository on the Hub: check the name; a private repository "
-                "needs a token"
-            ) from error
-        except errors.RevisionNotFoundError as error:
-            raise self._error(f"has no revision {self.revision!r}") from error
-        except errors.HFValidationError as error:
-            raise self._error("is neither an existing path nor a Hub id (namespace/name)") from error
+                f"is neither an existing path{_seen_from_here()} nor a visible repository on the Hub: check the name; "
+                "a private repository needs a token"
+            ) from None
+        except errors.RevisionNotFoundError:
+            raise self._error(f"has no revision {self.revision!r}") from None
+        except errors.HFValidationError:
+            raise self._error(f"is neither an existing path{_seen_from_here()} nor a Hub id (namespace/name)") from None
         except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
             raise self._error(
-                "is not an existing path, is not in the local cache, and the Hub cannot be reached (no network, or "
-                "offline mode): connect, or give a local directory or file"
-            ) from error
+                f"does not exist{_seen_from_here()}, is not in the Hub's cache, and the Hub cannot be reached "
+                f"({_reason(error)}): correct the path, or connect"
+            ) from None
         except Exception as error:  # an error of the HTTP library, the disk, or the Hub's storage
             raise self._error(f"could not be downloaded: {error}") from error
 

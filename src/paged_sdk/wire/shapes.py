@@ -11,6 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -281,7 +282,9 @@ class Fields(Shape):
         before = f"{path}." if path else ""
         for name, each in given.items():
             if name not in self.fields:
-                allowed = "one of the fields " + ", ".join(self.fields)
+                near = get_close_matches(name[:100], self.fields, n=1)
+                others = ", ".join(each for each in self.fields if each not in near)
+                allowed = f"{near[0]}, or one of the other fields {others}" if near else f"one of the fields {others}"
                 raise InvalidRequestError.of(f"{before}{name}"[:100], each, allowed)
             self.fields[name].check(f"{before}{name}", each)
         for name, part in self.fields.items():
