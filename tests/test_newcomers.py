@@ -67,3 +67,9 @@ async def test_only_a_text_has_tokens(text: Any) -> None:
     async with fake_model("yes") as model:
         with pytest.raises(InvalidRequestError, match=r"^text = .* is not allowed: expected a text$"):
             await model.tokenize(text)
+
+
+@pytest.mark.anyio
+async def test_a_printed_model_says_which_it_is() -> None:
+    async with fake_model("yes") as model:
+        assert repr(model) == f"<{type(model).__name__} {model.name}>"

@@ -44,6 +44,9 @@ class BlockingModel(BlockingLoop):
     :raises PagedError: as for building the model
     """
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
     @property
     def name(self) -> str:
         """Return the model's name, as in responses."""

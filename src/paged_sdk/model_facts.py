@@ -16,6 +16,9 @@ class ModelFacts(OfOneProcess):
 
     _insides: ModelInsides
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
     @property
     def name(self) -> str:
         """Return the model's name, as in responses."""

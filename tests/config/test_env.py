@@ -202,3 +202,21 @@ def test_a_limit_that_cannot_be_read_is_an_error_that_names_it(name: str, value:
     with pytest.raises(ConfigError, match=name) as caught:
         read_environment({name: value})
     assert caught.value.value == value
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MISTRALRS_PAGED_ATN", "MISTRALRS_PAGED_ATTN"),
+        ("MISTRALRS_PAGED_ATTENTION", "MISTRALRS_PAGED_ATTN"),
+        ("MISTRALRS_PREFIX_CACHE", "MISTRALRS_PREFIX_CACHE_N"),
+        ("PAGED_SDK_STEP_SECOND", "PAGED_SDK_STEP_SECONDS"),
+        ("MISTRALRS_DEBUG", None),
+        ("PAGED_SDK_API_KEY", None),
+        ("ISQ", None),
+    ],
+)
+def test_a_misspelt_variable_is_warned_about(name: str, meant: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_environment({name: "1", "MISTRALRS_ISQ": "Q4K"}) == Environment(isq=IsqType.Q4K)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ([] if meant is None else [f"The environment variable '{name}' has no effect. Is {meant} meant?"])

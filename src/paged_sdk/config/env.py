@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 
 from attrs import field, frozen
@@ -22,6 +23,7 @@ from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
 from paged_sdk.config.prefix_cache_dir import PrefixCacheDir
 from paged_sdk.config.speculative import MOST_DRAFTS
 from paged_sdk.errors import ConfigError, shown
+from paged_sdk.logs import get_logger
 
 __all__ = [
     "Environment",
@@ -86,6 +88,12 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 """How often torchrun has restarted the processes; set by torchrun."""
 
+_SETTINGS = (
+    *(PAGED_ATTN, BLOCK_SIZE, CACHE_TYPE, GPU_MEM, GPU_MEM_USAGE, CONTEXT_LEN, PREFIX_CACHE_N, PREFIX_CACHE_DIR),
+    *(ISQ, GAMMA, DRAFT_MODEL, SILENT_SECONDS, STEP_SECONDS),
+)
+# MISTRALRS_PAGED_ATTENTION has 0.89, and of mistral.rs's own variables none above 0.77.
+_LIKENESS = 0.85
 _INTERPRETER = ("SYSTEMROOT", "WINDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ", "TZDIR")
 # Read by CUDA's libraries and compilers. NCCL's variables are passed by prefix.
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "PATH", "HOME", "CC", "TRITON_CACHE_DIR")
@@ -95,6 +103,8 @@ _NCCL_LEAVES = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING
 _MAX_PORT = 65535
 MAX_DIGITS = 18
 """Numbers of up to 18 digits fit into 64 bits; no setting needs more."""
+
+_log = get_logger(__name__)
 
 _ON = frozenset({"true", "1", "on"})
 _OFF = frozenset({"false", "0", "off"})
@@ -162,13 +172,14 @@ def read_variable(name: str) -> str | None:
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
-    """Read and check every variable.
+    """Read and check every variable. A warning names those that look like misspelt ones.
 
     :param variables: the variables to read instead of the process's own
     :raises ConfigError: naming the variable, its value and what is allowed
     """
     source = os.environ if variables is None else variables
     given = {name: value.strip() for name, value in source.items() if value.strip()}
+    _warn_of_misspelt(given)
     paged_attn, paged_meta = _switch(given, PAGED_ATTN), _paged_meta(given)
     if paged_attn is False and paged_meta is not None:
         pool = (GPU_MEM, GPU_MEM_USAGE, CONTEXT_LEN, BLOCK_SIZE, CACHE_TYPE)
@@ -190,6 +201,16 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         draft_model=given.get(DRAFT_MODEL),
         hang_limits=_hang_limits(given),
     )
+
+
+def _warn_of_misspelt(given: Mapping[str, str]) -> None:
+    """Log the variables of which one letter or word differs from a setting's. They may be right: mistral.rs has
+    variables of its own.
+    """
+    for name in given:
+        if name.startswith(("MISTRALRS_", "PAGED_SDK_")) and name not in _SETTINGS:
+            for near in get_close_matches(name, _SETTINGS, n=1, cutoff=_LIKENESS):
+                _log.warning("The environment variable %s has no effect. Is %s meant?", shown(name), near)
 
 
 def read_launch(variables: Mapping[str, str] | None = None) -> Launch | None:
