@@ -29,6 +29,7 @@ from paged_sdk.chat.text_processor import TextProcessor, text_processor_from_ggu
 from paged_sdk.kernels.native import library
 from paged_sdk.kernels.native.library import why_not
 from paged_sdk.weights.checkpoint import open_checkpoint
+from thinning import left_out
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,6 +50,13 @@ def pytest_configure(config: pytest.Config) -> None:
     reason = why_not()
     if reason is not None and "setup.py" in reason:
         raise pytest.UsageError(reason)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as long what ``thinned`` leaves out, before pytest looks at marks."""
+    for item in left_out(items):
+        item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session", autouse=True)

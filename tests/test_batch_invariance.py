@@ -19,7 +19,7 @@ from paged_sdk.kernels.native.library import why_not
 
 pytestmark = pytest.mark.anyio
 
-NUM_TOKENS = 12
+NUM_TOKENS = 5
 
 
 @pytest.fixture

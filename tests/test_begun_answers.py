@@ -35,6 +35,7 @@ async def said(model: Model, request: RequestBuilder) -> str:
 
 
 @pytest.mark.smollm2
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_real_answer_goes_on_as_it_would_have(smollm2: Path) -> None:
     # One arithmetic for a token of the prompt and for a generated one: no near tie decides.
     async with GgufModelBuilder(smollm2).with_batch_invariance().build() as model:

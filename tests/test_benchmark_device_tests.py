@@ -47,7 +47,8 @@ RUNNER: Final = "import subprocess, sys; subprocess.run(sys.argv[1:], check=Fals
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory of the tests to run."""
+    """Return the directory of the tests to run, without plugins, whose import takes longer than the tests."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setattr(device_tests, "ROOT", tmp_path)
     (tmp_path / "tests").mkdir()
     return tmp_path / "tests"
@@ -61,8 +62,7 @@ def cases(rows: list[Row]) -> list[str]:
 def test_how_tests_end(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, with_xdist: bool) -> None:
     if with_xdist:
         pytest.importorskip("xdist", reason="on a device tests run without plugins too")
-    else:
-        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: find_spec(name) if with_xdist else None)
     monkeypatch.setattr(device_tests, "usable_processors", lambda: 2)

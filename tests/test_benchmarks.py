@@ -55,14 +55,14 @@ def prompts(engine: OpenEngine) -> PromptMaker:
     return PromptMaker(engine.parts.text.tokenizer)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def settings(tiny_checkpoint: Path) -> EngineSettings:
     return EngineSettings(str(tiny_checkpoint), num_threads=1, max_model_len=256, max_num_seqs=4)
 
 
-@pytest.fixture
-def own(settings: EngineSettings, tmp_path: Path) -> Iterator[EngineProcess]:
-    running = EngineProcess(OWN, settings, tmp_path / "log", timeout=60)
+@pytest.fixture(scope="module")
+def own(settings: EngineSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    running = EngineProcess(OWN, settings, tmp_path_factory.mktemp("own") / "log", timeout=60)
     yield running
     running.close()
 
@@ -115,6 +115,7 @@ def test_busy_processes_compute_while_they_are_asked_to_and_no_longer() -> None:
             os.kill(process_id, 0)
 
 
+@pytest.mark.long
 def test_engines_are_measured_beside_busy_processes_and_beside_themselves(
     settings: EngineSettings, prompts: PromptMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +275,14 @@ def test_the_prefix_cache_costs_time_and_memory() -> None:
     assert 0 < second_use.with_feature < 1e6
 
 
-@pytest.mark.parametrize("name", [name for name, part in PARTS.items() if not part.needs_gpu and name != "mixed_steps"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name.startswith("transformers") else ())
+        for name, part in PARTS.items()
+        if not part.needs_gpu and name != "mixed_steps"
+    ],
+)
 def test_whole_engines_on_a_gpu_are_measured(name: str, tmp_path: Path) -> None:
     """On the CPU and tiny, but for what only CUDA has."""
     rows = list(PARTS[name].rows(Run(device=torch.device("cpu"), directory=tmp_path, dry=True)))

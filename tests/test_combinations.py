@@ -12,6 +12,7 @@ from combinations.combination import Combination
 from combinations.configuration import AdapterContent, Checkpoints
 from combinations.script import Script
 from combinations.task import Change, Task
+from combinations.trial import Outcome
 from paged_sdk import SamplingParams
 from paged_sdk.runner import prompt_reader
 from paged_sdk.runner.draft_model import DraftModel
@@ -58,10 +59,14 @@ def small(*tasks: Task) -> Combination:
     return Combination(plain, Script({"first": AdapterContent("of the head", 0)}, tasks))
 
 
+@pytest.mark.parametrize("asks_models", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_script_is_cut_down_to_the_request_that_is_wrong(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, *, asks_models: bool
 ) -> None:
-    """Scores are computed without the adapter's output projection, as they once were."""
+    """Scores are computed without the adapter's output projection, as they once were.
+
+    :param asks_models: whether models say of each smaller script that it is wrong, which takes 40 of them
+    """
     score = Task(number=1, kind="score", prompts=((5, 6, 7, 8),), adapter="first", salt="a")
     other = Task(number=0, kind="completion", prompts=((5, 6, 7),))
     combination = small(other, score)
@@ -74,6 +79,16 @@ def test_a_script_is_cut_down_to_the_request_that_is_wrong(
     monkeypatch.setattr(prompt_reader, "_score", without_adapters)
     (problem,) = combination.run(checkpoints).problems
     assert "request 1, asked alone in two ways: a text's score.logprobs[0]: " in problem
+    if not asks_models:
+
+        def run(self: Combination, checkpoints: Checkpoints) -> Outcome:
+            through = [
+                task for task in self.script.tasks if task.kind == "score" and task.adapter in self.script.adapters
+            ]
+            return Outcome(problems=["wrong"] * len(through))
+
+        monkeypatch.setattr(Combination, "run", run)
+        assert combination.run(checkpoints).problems == ["wrong"]
     shrunk = combination.shrunk(checkpoints, num_tries=1)
     assert shrunk.script.tasks == [evolve(score, salt=None)]
     assert str(shrunk).endswith("  Task(number=1, kind='score', prompts=((5, 6, 7, 8),), adapter='first')")

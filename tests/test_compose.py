@@ -12,7 +12,21 @@ from typing import Final
 import pytest
 from transformers import AutoModelForCausalLM
 
-from compose import CASES, MODES, PROPOSERS, REFUSED_BY_RANKS, Case, Matrix, covering, pairs, with_table
+from compose import (
+    CASES,
+    CONSTRAINTS,
+    MODES,
+    PROPOSERS,
+    REFUSED_BY_RANKS,
+    SAMPLINGS,
+    STOPS,
+    Case,
+    Matrix,
+    covering,
+    pairs,
+    some_of,
+    with_table,
+)
 from test_recurrent_models import CONFIGS as RECURRENT
 from tiny import make_other_checkpoint
 
@@ -31,8 +45,26 @@ def compare(directory: Path, chosen: Iterable[tuple[tuple[str, str], list[Case]]
         assert guesses or counts["drafted"] == 0
 
 
+def test_settings_go_together(tiny_checkpoint: Path) -> None:
+    compare(tiny_checkpoint, some_of(covering(2)).items())
+
+
+@pytest.mark.long
 def test_all_pairs_of_settings_go_together(tiny_checkpoint: Path) -> None:
     compare(tiny_checkpoint, covering(2).items())
+
+
+def test_every_setting_is_among_some_of_them() -> None:
+    """Every proposer and mode with two of the others at least, and every setting of a request with ten models."""
+    models = some_of(covering(2))
+    assert len(models) == 22
+    for proposer in PROPOSERS:
+        assert sum(proposer == each for each, _ in models) >= 2
+    for mode in MODES:
+        assert sum(mode == each for _, each in models) >= 2
+    for name in (*CONSTRAINTS, *SAMPLINGS, *STOPS):
+        having = [cases for cases in models.values() if any(name in (c.constraint, c.sampling, c.stop) for c in cases)]
+        assert len(having) >= 2, name
 
 
 @pytest.mark.parametrize("family", ["lfm2", pytest.param("qwen3_5_text", marks=pytest.mark.long)])

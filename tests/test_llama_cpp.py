@@ -104,7 +104,13 @@ def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make_checkpoint("llama", tmp_path_factory.mktemp("wide"), **wide)
 
 
-@pytest.mark.parametrize("mixture", ["Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_1", "Q6_K", "Q8_0", "IQ4_XS", "TQ1_0"])
+@pytest.mark.parametrize(
+    "mixture",
+    [
+        *("Q3_K_M", "Q4_K_M", "IQ4_XS", "TQ1_0"),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("Q2_K", "Q4_0", "Q5_1", "Q6_K", "Q8_0")),
+    ],
+)
 async def test_quantized_files_say_nearly_the_same(mixture: str, wide_checkpoint: Path, tmp_path: Path) -> None:
     path = write_gguf(wide_checkpoint, tmp_path / "m.gguf", type=mixture)
     same = await must_agree(path, CLOSE_BLOCKS, prompts=MORE_PROMPTS)

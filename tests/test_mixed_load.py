@@ -42,7 +42,9 @@ async def answer_beside(model: Model, prompt: list[int]) -> str:
     return answers[0]
 
 
-@pytest.mark.parametrize("cache_type", [PagedCacheType.AUTO, PagedCacheType.F8E4M3])
+@pytest.mark.parametrize(
+    "cache_type", [PagedCacheType.AUTO, pytest.param(PagedCacheType.F8E4M3, marks=pytest.mark.long)]
+)
 async def test_an_answer_does_not_depend_on_how_its_prompt_was_cut(smollm2: Path, cache_type: PagedCacheType) -> None:
     """To the last bit: in chunks as small as can be, in one, and from a prefix that is cached."""
     prompt = [(7 * index) % 997 + 1000 for index in range(150)]

@@ -39,6 +39,7 @@ def logprobs_of(response: ChatCompletionResponse) -> list[float]:
     return [] if logprobs is None else [each.logprob for each in logprobs.content]
 
 
+@pytest.mark.thinned("looks_back", "paged", of=1)
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("looks_back", [True, False])

@@ -55,6 +55,7 @@ async def texts(
     return [[choice.text for choice in response.choices] for response in responses], num_steps
 
 
+@pytest.mark.thinned("name", "paged", of=1)
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("paged", [True, False])

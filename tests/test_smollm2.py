@@ -26,6 +26,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.mark.long
 async def test_greedy_tokens_equal_transformers(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # transformers reads the file three times, and makes the list of tensors' names 400 times: 20 s otherwise.
     for name in ("GGUFReader", "get_tensor_name_map"):

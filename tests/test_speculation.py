@@ -133,7 +133,9 @@ async def test_every_text_is_the_one_without_drafts(builder: TextModelBuilder, m
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=[pytest.mark.long] * (mode in ("fp8", "chunked"))) for mode in MODES]
+)
 async def test_a_draft_model_changes_no_text(builder: TextModelBuilder, tiny_checkpoint: Path, mode: str) -> None:
     """The model guesses for itself, so of greedy texts everything is right."""
     builder = MODES[mode](builder.with_max_model_len(LENGTH))

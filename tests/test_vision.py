@@ -108,6 +108,7 @@ def test_every_family_is_tested() -> None:
     assert set(VISION_FAMILIES) == set(vision_families())
 
 
+@pytest.mark.thinned("name", "paged", of=1)
 @pytest.mark.parametrize("name", VISION_FAMILIES)
 @pytest.mark.parametrize("paged", [True, False])
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -80,6 +80,7 @@ def attended(
     return outputs
 
 
+@pytest.mark.thinned("cache_type", "dtype", "windows")
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("windows", "softcap"), WINDOWS_AND_CAPS)
@@ -151,6 +152,7 @@ def test_room_is_left_for_splits_of_long_contexts() -> None:
     assert triton_storage(short).scratch[CPU] == 2 * 8 * 64 * (16 + 1) * 4  # programs of one processor, rows of each
 
 
+@pytest.mark.thinned("cache_type", "rotary_dim", of=1)
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
 @pytest.mark.parametrize("rotary_dim", [16, 8])
 def test_rotation_and_write_are_one(rotary_dim: int, cache_type: PagedCacheType, triton_device: torch.device) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import pytest
 import torch
@@ -125,10 +125,17 @@ class Case:
         """Return the result in float64, ``[tokens, heads, head_dim]``."""
         return torch.cat([each.output for each in self._sequences()])
 
-    def check(self, got: Tensor) -> None:
-        """Compare with the float64 result, as near as float32 arithmetic has to come."""
+    @cached_property
+    def _once_bounded(self) -> tuple[Tensor, Tensor]:
         bounded = [(each.output, self._bound(each)) for each in self._sequences()]
         expected, bound = (torch.cat(parts) for parts in zip(*bounded, strict=True))
+        return expected, bound
+
+    def check(self, got: Tensor) -> None:
+        """Compare with the float64 result, as near as float32 arithmetic has to come. What is expected is computed
+        once, so the case has to stay as it is from then on.
+        """
+        expected, bound = self._once_bounded
         assert ((got.double() - expected).abs() <= bound + OUTPUT_ROUNDING[got.dtype] * expected.abs()).all()
 
     def _sequences(self) -> Iterator[Attended]:
@@ -185,6 +192,19 @@ class Case:
         return (numerator + denominator + 4 * found.output.abs()) * UNIT_ROUNDOFF
 
 
+@lru_cache(maxsize=1)
+def made_once(
+    shape: AttentionShape,
+    lengths: tuple[tuple[int, int], ...],
+    dtype: torch.dtype,
+    *,
+    offset: float | None = None,
+    bidirectional_from: tuple[int, ...] = (),
+) -> Case:
+    """Return one case for all levels: to make it, and what is expected, takes longer than they take."""
+    return Case(shape, list(lengths), dtype, offset=offset, bidirectional_from=list(bidirectional_from))
+
+
 MIXED = [(1, 1), (1, 37), (5, 300), (1, 128), (70, 70), (130, 400), (3, 3), (1, 513)]
 
 
@@ -192,7 +212,7 @@ MIXED = [(1, 1), (1, 37), (5, 300), (1, 128), (70, 70), (130, 400), (3, 3), (1, 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [(4, 4, 32), (6, 2, 64), (7, 1, 48), (2, 2, 16)], ids=str)
 def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
-    case = Case(AttentionShape(*heads, scale=heads[2] ** -0.5), MIXED, dtype)
+    case = made_once(AttentionShape(*heads, scale=heads[2] ** -0.5), tuple(MIXED), dtype)
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
     case.check(got)
 
@@ -202,7 +222,7 @@ def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]
 @pytest.mark.parametrize("softcap", [None, 30.0])
 def test_keys_stored_without_their_offsets(isa: str, softcap: float | None, window: int | None) -> None:
     shape = AttentionShape(6, 2, 48, scale=0.15, window=window, softcap=softcap)
-    case = Case(shape, MIXED, torch.float8_e4m3fn, offset=2.0)
+    case = made_once(shape, tuple(MIXED), torch.float8_e4m3fn, offset=2.0)
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
     case.check(got)
 
@@ -210,7 +230,7 @@ def test_keys_stored_without_their_offsets(isa: str, softcap: float | None, wind
 @every_level
 @pytest.mark.parametrize("window", [1, 20, 128, 200])
 def test_sliding_windows(isa: str, window: int) -> None:
-    case = Case(AttentionShape(4, 2, 32, scale=0.2, window=window), MIXED, torch.bfloat16)
+    case = made_once(AttentionShape(4, 2, 32, scale=0.2, window=window), tuple(MIXED), torch.bfloat16)
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
     case.check(got)
 
@@ -223,7 +243,7 @@ SEEN_BY_ALL = [-1, 290, 0, 270, 0, 20, 500]
 @pytest.mark.parametrize("window", [None, 12, 150])
 def test_tokens_that_see_one_another(isa: str, window: int | None) -> None:
     shape = AttentionShape(6, 2, 32, scale=0.2, window=window)
-    case = Case(shape, IN_BOTH_WAYS, torch.bfloat16, bidirectional_from=SEEN_BY_ALL)
+    case = made_once(shape, tuple(IN_BOTH_WAYS), torch.bfloat16, bidirectional_from=tuple(SEEN_BY_ALL))
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
     case.check(got)
     alone = native_paged_attention(workspace(isa, 1), case.query, case.cache, case.batch, case.shape)
@@ -238,7 +258,7 @@ WHOLE_TEXTS = [(1, 1), (5, 5), (700, 700), (70, 70), (130, 130), (3, 3)]
 @pytest.mark.parametrize("window", [None, 1, 12, 128, 150])
 def test_windows_that_reach_both_ways(isa: str, window: int | None) -> None:
     shape = AttentionShape(6, 2, 32, scale=0.2, window=window, window_reaches_ahead=True)
-    case = Case(shape, WHOLE_TEXTS, torch.bfloat16, bidirectional_from=[0] * len(WHOLE_TEXTS))
+    case = made_once(shape, tuple(WHOLE_TEXTS), torch.bfloat16, bidirectional_from=(0,) * len(WHOLE_TEXTS))
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
     case.check(got)
     alone = native_paged_attention(workspace(isa, 1), case.query, case.cache, case.batch, case.shape)
@@ -248,7 +268,7 @@ def test_windows_that_reach_both_ways(isa: str, window: int | None) -> None:
 @every_level
 @pytest.mark.parametrize("softcap", [0.5, 30.0])
 def test_soft_capping(isa: str, softcap: float) -> None:
-    case = Case(AttentionShape(4, 2, 32, scale=2.0, softcap=softcap), MIXED, torch.float32)
+    case = made_once(AttentionShape(4, 2, 32, scale=2.0, softcap=softcap), tuple(MIXED), torch.float32)
     got = native_paged_attention(workspace(isa), case.query, case.cache, case.batch, case.shape)
     case.check(got)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import pytest
 import torch
 from attrs import evolve
-from test_native_attention import CACHE_DTYPES, IN_BOTH_WAYS, SEEN_BY_ALL, WHOLE_TEXTS, Case
+from test_native_attention import CACHE_DTYPES, IN_BOTH_WAYS, SEEN_BY_ALL, WHOLE_TEXTS, Case, made_once
 from torch import Tensor
 
 from native_weights import every_level, needs_library, workspace
@@ -50,24 +48,8 @@ def run(isa: str, case: Case, shape: AttentionShape, num_threads: int = 2) -> Te
     return native_paged_attention(workspace(isa, num_threads), case.query, case.cache, case.batch, shape)
 
 
-@lru_cache(maxsize=1)
-def made_once(
-    shape: AttentionShape,
-    lengths: tuple[tuple[int, int], ...],
-    dtype: torch.dtype,
-    *,
-    offset: float | None = None,
-    rounds_query: bool = False,
-) -> Case:
-    """Return one case for all levels: to make it, and what is expected, takes longer than they take."""
-    case = Case(shape, list(lengths), dtype, offset=offset)
-    if rounds_query:
-        case.query = case.query.bfloat16().float()
-    return case
-
-
 def check(got: Tensor, case: Case, rounding: float = ROUNDING) -> None:
-    check_with(case.expected(), got, rounding)
+    check_with(case.once_expected, got, rounding)
 
 
 def check_with(expected: Tensor, got: Tensor, rounding: float = ROUNDING) -> None:
@@ -75,6 +57,7 @@ def check_with(expected: Tensor, got: Tensor, rounding: float = ROUNDING) -> Non
     torch.testing.assert_close(got.double(), expected, rtol=4 * rounding, atol=4 * rounding)
 
 
+@pytest.mark.thinned("dtype", "heads", "precision")
 @every_level
 @pytest.mark.parametrize("precision", ROUNDINGS, ids=lambda each: each.name)
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
@@ -97,16 +80,17 @@ def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]
 @pytest.mark.parametrize("window", [None, 12, 150])
 def test_tokens_that_see_one_another(isa: str, window: int | None, precision: Precision) -> None:
     shape = AttentionShape(6, 2, 64, scale=0.125, window=window, precision=precision)
-    case = Case(shape, IN_BOTH_WAYS, torch.bfloat16, bidirectional_from=SEEN_BY_ALL)
+    case = made_once(shape, tuple(IN_BOTH_WAYS), torch.bfloat16, bidirectional_from=tuple(SEEN_BY_ALL))
     check(run(isa, case, shape), case, rounding_of(isa, precision))
 
 
+@pytest.mark.thinned("precision", "window", of=1)
 @every_level
 @pytest.mark.parametrize("precision", ROUNDINGS, ids=lambda each: each.name)
 @pytest.mark.parametrize("window", [None, 1, 12, 150])
 def test_windows_that_reach_both_ways(isa: str, window: int | None, precision: Precision) -> None:
     shape = AttentionShape(6, 2, 64, scale=0.125, window=window, window_reaches_ahead=True, precision=precision)
-    case = Case(shape, WHOLE_TEXTS, torch.bfloat16, bidirectional_from=[0] * len(WHOLE_TEXTS))
+    case = made_once(shape, tuple(WHOLE_TEXTS), torch.bfloat16, bidirectional_from=(0,) * len(WHOLE_TEXTS))
     check(run(isa, case, shape), case, rounding_of(isa, precision))
 
 
@@ -133,6 +117,7 @@ def test_sinks(isa: str, window: int | None, precision: Precision) -> None:
     assert got[:, 5].abs().max() < 1e-20 * got[:, 0].abs().max()
 
 
+@pytest.mark.thinned("window", "softcap", "heads", "dtype")
 @every_level
 @pytest.mark.parametrize("window", [None, 1, 20, 128, 200])
 @pytest.mark.parametrize("softcap", [None, 5.0])
@@ -147,6 +132,7 @@ def test_few_tokens_over_pages_in_place(
     check_with(case.once_expected, run(isa, case, shape))
 
 
+@pytest.mark.thinned("window", "heads", "dtype")
 @every_level
 @pytest.mark.parametrize("window", [None, 1500])
 @pytest.mark.parametrize("heads", [(9, 3, 64), (7, 1, 96), (12, 2, 128)], ids=str)
@@ -158,7 +144,8 @@ def test_few_tokens_over_runs_of_several_spans(
     lengths = ((1, 1024), (8, 1030), (1, 1152), (3, 4099), (1, 4608), (1, 17_500))
     shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window, precision=Precision.INT8)
     offset = 2.0 if dtype == torch.float8_e4m3fn else None
-    case = made_once(shape, lengths, dtype, offset=offset, rounds_query=True)
+    case = made_once(shape, lengths, dtype, offset=offset)
+    case.query = case.query.bfloat16().float()
     check_with(case.once_expected, run(isa, case, shape))
 
 
@@ -183,6 +170,7 @@ def test_few_tokens_depend_on_no_batch_thread_or_draft(isa: str, dtype: torch.dt
             token += 1
 
 
+@pytest.mark.thinned("precision", "window", "heads")
 @every_level
 @pytest.mark.parametrize("precision", ROUNDINGS, ids=lambda each: each.name)
 @pytest.mark.parametrize("window", [None, 150])
@@ -192,7 +180,7 @@ def test_keys_stored_without_their_offsets(
 ) -> None:
     """Few tokens and many."""
     shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window, precision=precision)
-    case = Case(shape, [*CHUNKS, (1, 400), (3, 257)], torch.float8_e4m3fn, offset=2.0)
+    case = made_once(shape, (*CHUNKS, (1, 400), (3, 257)), torch.float8_e4m3fn, offset=2.0)
     case.query = case.query.bfloat16().float()  # rounding would be of each score, of which the offset's part is large
     check(run(isa, case, shape), case, rounding_of(isa, precision))
 

@@ -254,6 +254,7 @@ def relative(got: Tensor, expected: Tensor) -> float:
     return float((got.double() - expected).norm() / expected.norm())
 
 
+@pytest.mark.thinned("dtype", "fused", "in_hadamard", "parts")
 @every_level
 @every_cache
 @pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
@@ -272,6 +273,7 @@ def test_layers(isa: str, dtype: torch.dtype, fused: bool, parts: Parts, in_hada
         assert sorted(errors)[len(errors) // 2] < 1e-3
 
 
+@pytest.mark.thinned("in_hadamard", "dtype", "parts")
 @every_level
 @every_form
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
@@ -287,6 +289,7 @@ def test_a_token_depends_on_no_chunk_or_thread(
         assert torch.equal(prompt.run(NativeDecoder(workspace(isa, num_threads), stack.fresh()), chunks), whole)
 
 
+@pytest.mark.thinned("in_hadamard", "precision", "parts")
 @every_level
 @every_form
 @pytest.mark.parametrize("precision", Precision, ids=lambda each: each.name)
@@ -482,6 +485,7 @@ def values_of(codes: Tensor, scales: Tensor | None) -> Tensor:
     return values if scales is None else values * scales.flatten(0, 1).double()[..., None]
 
 
+@pytest.mark.thinned("dtype", "heads", "normed")
 @every_level
 @every_cache
 @pytest.mark.parametrize("heads", [(6, 2, 64, 32), (4, 4, 32, 8), (2, 1, 48, 24), (2, 2, 64, 17)], ids=str)

@@ -60,7 +60,7 @@ def assert_fit(found: list[dict[str, Any]], capability: int) -> None:
     assert not [each for each in found if each["traps"]]
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.long), 90])
 def test_every_kernel_compiles(capability: int) -> None:
     found = compiled(capability, "--few")
     assert {each["kernel"] for each in found} == launched()
@@ -69,6 +69,13 @@ def test_every_kernel_compiles(capability: int) -> None:
     in_place = [each for each in found if each["kernel"].endswith("_rotate_and_cache_kernel")]
     assert in_place
     assert all(each["waits_before_storing"] for each in in_place)
+
+
+def test_what_needs_most_compiles_for_older_gpus() -> None:
+    """Tiles of matrices and of attention: they differ from those for newer ones, and take most of what there is."""
+    found = compiled(80, "--tiles")
+    assert {each["kernel"].rpartition(".")[2] for each in found} >= {"_attend_tile", "_tile_kernel"}
+    assert_fit(found, 80)
 
 
 @pytest.mark.gpu_compile

@@ -79,6 +79,7 @@ def test_mixed_batches(kernel: str, dtype: torch.dtype, block_size: int, triton_
     check(output, case.expected(scale=SCALE), dtype)
 
 
+@pytest.mark.thinned("kernel", "heads", of=1)
 @EVERY_KERNEL
 @pytest.mark.parametrize(
     "heads", [(6, 3, 32), (5, 1, 80), (7, 7, 16), (3, 3, 96), (20, 1, 32), (2, 1, 192), (2, 2, 256)], ids=str
@@ -183,6 +184,7 @@ def test_a_sink_far_above_and_below_every_score(kernel: str, triton_device: torc
     check(output, case.expected(scale=SCALE, sinks=True))
 
 
+@pytest.mark.thinned("dtype", "magnitude", of=1)
 @EVERY_KERNEL
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("magnitude", [1.0, 1e-6])
@@ -199,6 +201,7 @@ def test_an_fp8_cache(kernel: str, dtype: torch.dtype, magnitude: float, triton_
     torch.testing.assert_close(output.double(), expected, rtol=tolerance / magnitude, atol=tolerance + smallest)
 
 
+@pytest.mark.thinned("dtype", "head_dim", of=1)
 @EVERY_KERNEL
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("window", "head_dim"), [(None, 16), (40, 24)])

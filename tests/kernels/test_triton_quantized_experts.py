@@ -85,6 +85,7 @@ class Experts:
         return experts_by_tiles(x, gate, up, down, weights, ids, choice, num_experts=NUM_EXPERTS)
 
 
+@pytest.mark.thinned("types", "dtype", of=1)
 @every_dtype
 @pytest.mark.parametrize("types", [*((each, each) for each in TRITON_TYPES), (Q4_K, Q8_0), (Q8_0, Q5_K)], ids=str)
 def test_gate_and_up_of_pairs(triton_device: torch.device, types: tuple[int, int], dtype: torch.dtype) -> None:
@@ -106,6 +107,7 @@ def test_gate_and_up_of_pairs(triton_device: torch.device, types: tuple[int, int
     assert_near(result, (weights.double().unsqueeze(-1) * F.silu(gates) * ups).flatten(1), dtype)
 
 
+@pytest.mark.thinned("dtype", "tensor_type", "num_tokens", of=1)
 @every_dtype
 @every_type
 @pytest.mark.parametrize("num_tokens", [1, 3])
@@ -133,6 +135,7 @@ def test_down_of_rows_that_do_not_fill_a_chunk(triton_device: torch.device, cols
     assert_near(result, torch.einsum("tknc,tkc->tn", by_expert(down)[ids], x.double().view(2, NUM_SELECTED, cols)))
 
 
+@pytest.mark.thinned("types", "dtype", of=1)
 @every_dtype
 @pytest.mark.parametrize("types", [(Q4_K, Q4_K, Q6_K), (Q8_0, Q5_K, Q4_K), (Q4_K, Q8_0, Q5_0)], ids=str)
 def test_tiles(triton_device: torch.device, types: tuple[int, int, int], dtype: torch.dtype) -> None:

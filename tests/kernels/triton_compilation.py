@@ -1,4 +1,4 @@
-"""Compile the Triton kernels for a GPU that need not be there: `python triton_compilation.py 90 [--few]`.
+"""Compile the Triton kernels for a GPU that need not be there: `python triton_compilation.py 90 [--few | --tiles]`.
 
 What every launcher launches is compiled and not run (:mod:`benchmarks.gpu.compiling`). The script prints a JSON object
 for each kernel compiled.
@@ -48,6 +48,14 @@ from paged_sdk.kernels.triton.paged_attention import paged_attention
 Case = tuple[str, Callable[[], object]]
 
 BF16: Final = torch.bfloat16
+
+
+def tile_cases() -> Iterator[Case]:
+    """Yield launches of the kernels that need most of a GPU."""
+    *_, prompts = attention_cases("llama", (32, 8, 128), BF16)
+    yield prompts
+    yield "experts, 4096 tokens", partial(mixture_of_experts, 4096)
+    yield "Q4_K, 16 rows", partial(linear, "Q4_K", 16, BF16)
 
 
 def few_cases() -> Iterator[Case]:
@@ -116,6 +124,11 @@ def more_cases() -> Iterator[Case]:
         yield f"{name}, embeddings, {dtype}", partial(embeddings, name, dtype)
     for num_experts, num_selected in ((8, 2), (60, 4), (256, 16)):
         yield f"route, {num_experts} experts", partial(routes, num_experts, num_selected, torch.float32)
+
+
+def all_cases() -> Iterator[Case]:
+    yield from few_cases()
+    yield from more_cases()
 
 
 def sampling_cases(vocab_size: int) -> Iterator[Case]:
@@ -245,10 +258,10 @@ def routes(num_experts: int, num_selected: int, dtype: torch.dtype) -> tuple[Ten
     return routing.route(empty(64, num_experts, dtype=dtype), num_selected, renormalize=True)
 
 
-def compile_cases(capability: int, *, few: bool) -> None:
+def compile_cases(capability: int, cases: Callable[[], Iterator[Case]]) -> None:
     """Print what each kernel takes, as soon as it is compiled."""
     with no_device(capability) as compiled:
-        for case, call in few_cases() if few else (*few_cases(), *more_cases()):
+        for case, call in cases():
             for kernel in compiled(call):
                 usage = kernel.resource_usage() | {
                     "shared": kernel.shared,
@@ -271,6 +284,8 @@ def waits_before_storing(ptx: str) -> bool:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("capability", type=int)
-    parser.add_argument("--few", action="store_true")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--few", action="store_const", dest="cases", const=few_cases)
+    chosen.add_argument("--tiles", action="store_const", dest="cases", const=tile_cases)
     arguments = parser.parse_args()
-    compile_cases(arguments.capability, few=arguments.few)
+    compile_cases(arguments.capability, arguments.cases or all_cases)

@@ -222,6 +222,7 @@ def test_what_cannot_be_captured_is_seen(refused: str) -> None:
         REFUSED[refused](torch.empty(4, device=META))
 
 
+@pytest.mark.thinned("quantization", "family", of=1)
 @NEEDS_GPU
 @pytest.mark.parametrize("quantization", ["F32", "Q8_0"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3", "qwen3_moe", "mixtral"])

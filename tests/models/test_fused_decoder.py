@@ -324,6 +324,7 @@ def test_with_one_form_a_row_does_not_depend_on_its_batch(checkpoint: Checkpoint
     assert torch.equal(in_chunks(model, backend, text, (80, 168, 169)), at_once)
 
 
+@pytest.mark.thinned("quantization", "name", of=1)
 @pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 @pytest.mark.parametrize("name", FUSED)
 def test_every_family_in_other_types_of_blocks(name: str, quantization: str, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from paged_sdk.quant.policy import WeightPolicy
 from tiny import build_model
 
 
+@pytest.mark.thinned("keep", "family", of=1)
 @frozen(eq=False)
 class Int4Rows:
     """A matrix of 4-bit integers, one scale per row.

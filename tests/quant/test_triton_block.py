@@ -40,6 +40,7 @@ def matrices(*tensor_types: int) -> list[BlockMatrix]:
     return [random_matrix(number, 3 + i, COLS, generator) for i, number in enumerate(tensor_types)]
 
 
+@pytest.mark.thinned("dtype", "num_rows", "tensor_types", "with_bias")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("num_rows", [0, 1, 5])
 @pytest.mark.parametrize("tensor_types", [(8,), (12, 12, 14)], ids=str)
@@ -70,6 +71,7 @@ def test_outputs_lie_side_by_side(
     assert (got.cpu().double() - expected).norm() <= TOLERANCE[dtype] * expected.norm()
 
 
+@pytest.mark.thinned("num_rows", "tensor_types", "with_bias")
 @pytest.mark.parametrize("num_rows", [0, 1, 4, 5])
 @pytest.mark.parametrize("tensor_types", [(12,), (12, 12), (12, 14), (12, 12, 14, 14)], ids=str)
 @pytest.mark.parametrize("with_bias", [True, False])

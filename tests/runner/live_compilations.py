@@ -1,7 +1,8 @@
 """Count what is compiled for steps of requests after those for trial: `live_compilations.py GGUF CACHE WINDOWS DTYPE`.
 
 Nothing is compiled and no kernel runs: a stand-in for Triton's compiler notes what it is asked for, for a GPU
-of compute capability 9.0. Around the kernels a model's steps run as they are, on the CPU, over what memory holds.
+of compute capability 9.0. Around the kernels a model's steps run as they are, on the CPU, over what memory holds, but
+for torch's own products, which a GPU's library would compute: they were two thirds of the time.
 
 It runs in a process of its own, because Triton reads at its first import whether it is to interpret kernels.
 """
@@ -20,7 +21,9 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from attrs import evolve
+from torch import Tensor
 
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
@@ -146,6 +149,10 @@ def steps_of_requests() -> list[list[StepRow]]:
     return steps
 
 
+def multiply_nothing(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))
+
+
 def sample(sampler: DeviceSampler) -> None:
     """Choose tokens of rows that come after one which the host samples: their logits are a view of the step's."""
     sampler._launch_all(torch.zeros(1 + SAMPLED_ROWS, VOCAB_SIZE)[1:])
@@ -171,6 +178,7 @@ def main() -> None:
             stack.enter_context(patch.object(kernels, "matrix_units", return_value=units))
         stack.enter_context(patch.object(availability, "why_not", lambda device: None))
         stack.enter_context(patch.object(torch.Tensor, "is_cuda", True, create=True))
+        stack.enter_context(patch.object(F, "linear", multiply_nothing))
         stack.enter_context(torch.inference_mode())
         source = GgufSource(arguments.model)
         policy = WeightPolicy(keep_blocks=True, forms=[EverywhereTritonBlocks()])

@@ -84,7 +84,7 @@ def texts(builder: TextModelBuilder, sampling: SamplingParams, *, together: bool
 
 
 @INTERPRETED
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("together", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_greedy_texts_are_the_same(
     builder: TextModelBuilder, request: pytest.FixtureRequest, *, together: bool
 ) -> None:
@@ -181,7 +181,7 @@ def test_sampled_texts_do_not_depend_on_their_batch(builder: TextModelBuilder, r
 
 
 @INTERPRETED
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("together", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_penalized_texts_are_the_same(
     builder: TextModelBuilder, request: pytest.FixtureRequest, *, together: bool
 ) -> None:

@@ -122,6 +122,7 @@ def live_steps(max_num_rows: int) -> Iterator[Step]:
             yield rows, count, max(count, longest)
 
 
+@pytest.mark.thinned("windows", "max_num_rows", of=1)
 @pytest.mark.parametrize("windows", [(None,), (4096, 4096), (4096, None), (512,), (128, None)], ids=str)
 @pytest.mark.parametrize("max_num_rows", [1, 32, 256])
 def test_the_steps_for_trial_reach_every_variant(
