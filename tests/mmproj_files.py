@@ -137,6 +137,18 @@ def _gemma3_values(config: Mapping[str, Any], processor: Mapping[str, Any]) -> M
 _IDEFICS3: Final = _Rules(
     projector="idefics3", text=("model.text_model.", "lm_head"), older=str, metadata=_idefics3_values
 )
+_QWEN3: Final = _Rules(
+    projector="qwen3vl_merger",
+    text=("model.language_model.", "lm_head"),
+    older=str,
+    change=_qwen3,
+    metadata=lambda config, processor: {
+        **_qwen_values(config, processor),
+        "clip.use_gelu": True,
+        "clip.vision.spatial_merge_size": config["vision_config"]["spatial_merge_size"],
+        "clip.vision.image_size": 28,
+    },
+)
 _RULES: Final[dict[str, _Rules]] = {
     "llava": _Rules(
         projector="mlp",
@@ -186,18 +198,8 @@ _RULES: Final[dict[str, _Rules]] = {
             "clip.vision.n_wa_pattern": config["vision_config"]["fullatt_block_indexes"][0] + 1,
         },
     ),
-    "qwen3_vl": _Rules(
-        projector="qwen3vl_merger",
-        text=("model.language_model.", "lm_head"),
-        older=str,
-        change=_qwen3,
-        metadata=lambda config, processor: {
-            **_qwen_values(config, processor),
-            "clip.use_gelu": True,
-            "clip.vision.spatial_merge_size": config["vision_config"]["spatial_merge_size"],
-            "clip.vision.image_size": 28,
-        },
-    ),
+    "qwen3_vl": _QWEN3,
+    "qwen3_5": _QWEN3,
     "pixtral": _Rules(
         projector="pixtral",
         older=str,
@@ -215,7 +217,8 @@ _RULES: Final[dict[str, _Rules]] = {
         },
     ),
 }
-MMPROJ_FAMILIES: Final = tuple(name for name in _RULES if name != "pixtral")  # a model of LLaVA's
+# Pixtral is a model of LLaVA's, and Qwen 3.5's decoder is not written.
+MMPROJ_FAMILIES: Final = tuple(name for name in _RULES if name not in ("pixtral", "qwen3_5"))
 
 
 def write_vision_gguf(name: str, checkpoint: Path, directory: Path, *, type: str = "F32") -> tuple[Path, Path]:

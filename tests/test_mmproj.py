@@ -45,6 +45,9 @@ from paged_sdk import (
     write_gguf,
 )
 from paged_sdk.cli.app import app
+from paged_sdk.quant.policy import WeightPolicy
+from paged_sdk.vision.encoder import load_encoder
+from paged_sdk.vision.processor import make_image_processor
 from paged_sdk.weights.gguf.source import GgufSource
 from paged_sdk.weights.mmproj.source import Mmproj
 from paged_sdk.weights.safetensors.source import SafetensorsSource
@@ -495,6 +498,28 @@ async def test_files_that_do_not_go_together(
     with pytest.raises(error, match=text) as caught:
         await exact(GgufModelBuilder(model).with_mmproj(mmproj)).build()
     assert str(caught.value.path) == str(mmproj)
+
+
+def test_the_encoder_of_qwen35_is_qwen3_vls(made: Callable[[str], Made], tmp_path: Path) -> None:
+    """But for the vectors for later layers, which its decoder does not take."""
+    reference: Any = make_vision_checkpoint("qwen3_5", tmp_path / "checkpoint")
+    file = write_mmproj("qwen3_5", tmp_path / "checkpoint", tmp_path / "mmproj.gguf")
+    text = {"model_type": "qwen3_5_text", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    text |= {"head_dim": 32, "rms_norm_eps": 1e-6, "rope_scaling": {"mrope_section": [4, 2, 2]}}
+    encoder = Mmproj(file, text, tmp_path / "model.gguf")
+    settings: Any = {"policy": WeightPolicy(), "dtype": torch.float32, "device": torch.device("cpu")}
+    loaded = load_encoder(file, encoder.config, encoder.tensors(torch.float32), **settings)
+    encoder.close()
+    prepared = make_image_processor(*encoder.processor)(images=[picture(40, 60)], return_tensors="np")
+    inputs = {name: prepared[name] for name in ("pixel_values", "image_grid_thw")}
+    found = loaded.encode(inputs, lambda: None)
+    given = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    with torch.inference_mode():
+        (expected,) = reference.model.get_image_features(**given).pooler_output
+    torch.testing.assert_close(found.vectors, expected, rtol=0, atol=1e-4)
+    assert not found.later
+    with pytest.raises(CheckpointError, match="vectors for 2 layers more"):
+        Mmproj(made("qwen3_vl").mmproj, text, tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -16,8 +16,9 @@ from attrs import frozen
 from transformers import PreTrainedModel
 
 import tiny
+from paged_sdk.vision.family import find_vision_family
 
-__all__ = ["IMAGE_BREAK", "VISION_FAMILIES", "make_vision_checkpoint", "picture", "reference_answer"]
+__all__ = ["IMAGE_BREAK", "VISION_FAMILIES", "encoder_inputs", "make_vision_checkpoint", "picture", "reference_answer"]
 
 _TOKENS: Final = (
     "<image>",
@@ -64,6 +65,7 @@ class _Family:
     :ivar config: the fields of its transformers config, sections as mappings
     :ivar processor: the name of its image processor, and its settings
     :ivar placeholder: what a chat template writes for an image
+    :ivar is_recurrent: whether layers of its decoder keep a state instead of keys and values
     """
 
     config: Mapping[str, Any]
@@ -71,12 +73,41 @@ class _Family:
     settings: Mapping[str, Any]
     placeholder: str = "<image>"
     extra_settings: Mapping[str, Any] = {}
+    is_recurrent: bool = False
 
 
 _PINPOINTS: Final = [[28, 56], [56, 28], [56, 56]]
 _QWEN_TEXT: Final[dict[str, Any]] = {
     **{name: value for name, value in _TEXT.items() if name != "head_dim"},
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
+}
+
+_QWEN35_TEXT: Final[dict[str, Any]] = {
+    **_TEXT,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "head_dim": 32,  # of which half is rotated
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    },
+}
+_QWEN3_VISION: Final[dict[str, Any]] = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "out_hidden_size": 64,
+    "num_heads": 4,
+    "patch_size": 7,
+    "num_position_embeddings": 16,
+    "initializer_range": 0.3,
 }
 
 VISION_FAMILIES: Final[dict[str, _Family]] = {
@@ -194,22 +225,69 @@ VISION_FAMILIES: Final[dict[str, _Family]] = {
                     "mrope_interleaved": True,
                 },
             },
-            "vision_config": {
-                "depth": 3,
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "out_hidden_size": 64,
-                "num_heads": 4,
-                "patch_size": 7,
-                "num_position_embeddings": 16,
-                "deepstack_visual_indexes": [0, 1],
-                "initializer_range": 0.3,
-            },
+            "vision_config": {**_QWEN3_VISION, "deepstack_visual_indexes": [0, 1]},
             "image_token_id": _IMAGE_TOKEN,
         },
         processor="Qwen2VLImageProcessorPil",
         settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
         placeholder="<|vision_start|><image><|vision_end|>",
+    ),
+    "qwen3_5": _Family(
+        config={
+            "text_config": {"model_type": "qwen3_5_text", **_QWEN35_TEXT},
+            "vision_config": _QWEN3_VISION,
+            "image_token_id": _IMAGE_TOKEN,
+        },
+        processor="Qwen2VLImageProcessorPil",
+        settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
+        placeholder="<|vision_start|><image><|vision_end|>",
+        is_recurrent=True,
+    ),
+    "qwen3_5_moe": _Family(
+        config={
+            "text_config": {
+                "model_type": "qwen3_5_moe_text",
+                **_QWEN35_TEXT,
+                "num_experts": 8,
+                "num_experts_per_tok": 3,
+                "moe_intermediate_size": 32,
+                "shared_expert_intermediate_size": 48,
+            },
+            "vision_config": _QWEN3_VISION,
+            "image_token_id": _IMAGE_TOKEN,
+        },
+        processor="Qwen2VLImageProcessorPil",
+        settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
+        placeholder="<|vision_start|><image><|vision_end|>",
+        is_recurrent=True,
+    ),
+    "lfm2_vl": _Family(
+        config={
+            "text_config": {
+                "model_type": "lfm2",
+                **_TEXT,
+                "num_hidden_layers": 4,
+                "layer_types": ["conv", "conv", "full_attention", "conv"],
+                "block_multiple_of": 16,
+            },
+            "vision_config": {
+                "model_type": "siglip2_vision_model",
+                **{name: value for name, value in _VISION.items() if name != "image_size"},
+                "num_patches": 16,
+                "vision_use_head": False,
+            },
+            "image_token_id": _IMAGE_TOKEN,
+            "projector_hidden_size": 48,
+        },
+        processor="Lfm2VlImageProcessor",
+        settings={
+            "encoder_patch_size": 7,
+            "tile_size": 28,
+            "min_image_tokens": 4,
+            "max_image_tokens": 9,
+            "max_tiles": 4,
+        },
+        is_recurrent=True,
     ),
     "qwen2_5_vl": _Family(
         config={
@@ -268,8 +346,7 @@ def make_vision_checkpoint(name: str, directory: Path, *, seed: int = 0, **chang
                 parameter.data.normal_()
     model.save_pretrained(directory)
     tokenizer().save(str(directory / "tokenizer.json"))
-    processor: Any = getattr(transformers, family.processor)(**family.settings)
-    processor.save_pretrained(directory)
+    _save_processor(family.processor, family.settings, directory)
     settings = {"eos_token": "<|im_end|>", "chat_template": _TEMPLATE.replace("PLACEHOLDER", family.placeholder)}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
@@ -277,6 +354,31 @@ def make_vision_checkpoint(name: str, directory: Path, *, seed: int = 0, **chang
         (directory / "processor_config.json").write_text(json.dumps(dict(family.extra_settings)))
     built: PreTrainedModel = model
     return built
+
+
+def _save_processor(name: str, settings: Mapping[str, Any], directory: Path) -> None:
+    if name == "Lfm2VlImageProcessor":  # which needs torchvision
+        content = {"image_processor_type": name, **settings}
+        (directory / "preprocessor_config.json").write_text(json.dumps(content))
+        return
+    processor: Any = getattr(transformers, name)(**settings)
+    processor.save_pretrained(directory)
+
+
+def encoder_inputs(config: Mapping[str, Any], directory: Path, pictures: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Return what transformers' encoder takes of some images.
+
+    :param config: the model's config
+    :param directory: a checkpoint
+    """
+    family = find_vision_family(config)
+    loader: Any = transformers.AutoImageProcessor
+    if family.processor is None:
+        processor = loader.from_pretrained(directory, backend="pil")
+    else:  # tests/vision/test_lfm2_images.py compares what it makes
+        processor = family.processor(json.loads((directory / "preprocessor_config.json").read_text()))
+    made = processor(images=list(pictures), return_tensors="pt", **family.options(config))
+    return {name: made[name] for name in family.encoder_inputs if name in made}
 
 
 def reference_answer(

@@ -32,7 +32,7 @@ __all__ = ["RANKING_TOKENS", "AdapterContent", "Checkpoints", "Configuration", "
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _TYPES: Final = ("Q4_0", "Q5_1", "Q8_0", "Q4K", "Q6K", "HQQ4", "AFQ4", "FP8", "NF4", "INT8")
-_VISION: Final = ("llava", "qwen2_vl", "gemma3")
+_VISION: Final = ("llava", "qwen2_vl", "gemma3", "qwen3_5")
 _RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16},
     "qwen3_5_text": {
@@ -44,6 +44,7 @@ _RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {
         "linear_value_head_dim": 16,
     },
 }
+_STATEFUL: Final = (*_RECURRENT, "qwen3_5")
 """Families with recurrent layers: they take no drafts, and the last bits of a row depend on the rows beside it."""
 _WIDE: Final = {"hidden_size": 256, "intermediate_size": 256}
 """Blocks of 256 weights need rows that are as long; narrower ones are quantized to another type."""
@@ -142,7 +143,7 @@ class Configuration:
         if cache == "q4" and family not in tiny.FAMILIES:  # whose heads have 16 elements
             cache = "f8e4m3"
         # Without one arithmetic for every row count, coarser numbers would turn other last bits into other tokens.
-        is_coarse = cache != _CONTIGUOUS and family not in _RECURRENT
+        is_coarse = cache != _CONTIGUOUS and family not in _STATEFUL
         weights = rng.choice((*_DTYPES, *rng.sample(_TYPES, 3))) if is_coarse else "float32"
         has_prefix_cache = rng.random() < 0.75
         return cls(
@@ -153,7 +154,7 @@ class Configuration:
             block_size=rng.choice((4, 4, 8, 16, 32)),
             num_longest=rng.choice((1.0, 1.0, 1.0, 1.3, 2.0, 20.0)),
             has_prefix_cache=has_prefix_cache,
-            is_stored=has_prefix_cache and cache != _CONTIGUOUS and family not in _RECURRENT and rng.random() < 0.4,
+            is_stored=has_prefix_cache and cache != _CONTIGUOUS and family not in _STATEFUL and rng.random() < 0.4,
             budget=rng.choice((8, 17, 40, 70, 512)),
             max_num_seqs=rng.choice((1, 3, 8, 8, 12)),
             max_model_len=rng.choice((72, 100, 160)),
@@ -170,11 +171,11 @@ class Configuration:
 
     @property
     def takes_adapters(self) -> bool:
-        return self.family not in _VISION and self.family not in _RECURRENT
+        return self.family not in _VISION and self.family not in _STATEFUL
 
     @property
     def takes_drafts(self) -> bool:
-        return self.family not in _RECURRENT
+        return self.family not in _STATEFUL
 
     @property
     def ranks(self) -> bool:
@@ -184,7 +185,7 @@ class Configuration:
     @property
     def is_exact(self) -> bool:
         """Tell whether all bits of an answer are promised, whatever is computed beside it."""
-        return self.cache != _CONTIGUOUS and self.family not in _RECURRENT
+        return self.cache != _CONTIGUOUS and self.family not in _STATEFUL
 
     @property
     def overrides(self) -> dict[str, Any]:

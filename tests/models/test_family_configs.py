@@ -46,7 +46,6 @@ def test_families_are_found_by_file_name() -> None:
         *VISION_FAMILIES,
         *("lighton_ocr", "llava_onevision", "video_llama_3", "vipllava"),  # tests/test_vision_door.py tries these
         *(config.get("model_type", name) for name, config in RECURRENT.items()),
-        *("qwen3_5", "qwen3_5_moe"),  # their decoders are among these
         "gemma3",
         "qwen2_vl_text",
         "qwen2_5_vl_text",

@@ -17,7 +17,8 @@ import torch
 from odd_configs import reference_of
 from reference_decoding import CPU, DictSource, ours, random_prompt, reference_greedy
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
 from native_weights import needs_library, workspace
 from paged_sdk.attention.backend import AttentionBackend
@@ -31,6 +32,7 @@ from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.step import StepContext
+from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.any_model import plan_model
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import read_config
@@ -259,12 +261,28 @@ def test_kv_is_kept_of_layers_with_attention_alone() -> None:
         ("qwen3_next", {"layer_types": ["conv"] * 4}, CheckpointError, "linear_attention for each of 4"),
         ("qwen3_next", {"linear_num_value_heads": 3}, CheckpointError, "a multiple of linear_num_key_heads = 2"),
         ("qwen3_5_text", {"hidden_act": "gelu"}, CheckpointError, "expected silu"),
+        ("qwen3_5_text", {"rope_parameters": {"mrope_section": [1, 1]}}, CheckpointError, "three .* add up to 2"),
+        ("qwen3_5_text", {"rope_parameters": {"mrope_section": [3, 2, -3]}}, CheckpointError, "three .* add up to 2"),
         ("lfm2_moe", {"n_group": 2}, UnsupportedArchitectureError, "n_group = 2"),
     ],
 )
 def test_what_a_config_may_not_say(family: str, change: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         read_config(_COMMON | {"model_type": family} | CONFIGS[family] | change)
+
+
+@pytest.mark.parametrize("sections", [None, [20, 4, 8]])
+def test_positions_in_time_height_and_width(sections: list[int] | None) -> None:
+    """In a part of each head, as many frequencies each as the released models have, or as the config says."""
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+    config: Any = Qwen3_5TextConfig(rope_parameters=rope if sections is None else rope | {"mrope_section": sections})
+    positions = torch.randint(0, 200, (3, 40), generator=torch.Generator().manual_seed(0))
+    reference: Any = Qwen3_5TextRotaryEmbedding(config)
+    cosines, sines = reference(torch.empty(0), positions[:, None])
+    shape = read_config(config.to_dict())
+    own = RotaryEmbedding(shape.ropes[shape.attention_layers[0]], device=CPU).at(positions)
+    torch.testing.assert_close(own.cosines, cosines[0, :, :32], rtol=0, atol=1e-4)
+    torch.testing.assert_close(own.sines, sines[0, :, :32], rtol=0, atol=1e-4)
 
 
 def test_sizes_of_published_configs() -> None:
@@ -312,8 +330,4 @@ def test_nested_text_decoder() -> None:
     (own,) = step(nested, backend_of(nested), [(PROMPT, 0, 0)])
     (expected,) = step(model, backend_of(model), [(PROMPT, 0, 0)])
     assert torch.equal(own, expected)
-    with pytest.raises(UnsupportedArchitectureError, match="takes no images here") as refused:
-        plan_model(config, torch.float32, images=True)
-    assert refused.value.architecture == "qwen3_5"
-    assert "qwen3_vl" in refused.value.supported
-    assert plan_model(config, torch.float32).config.recurrent_layers
+    assert plan_model(config, torch.float32, images=True).config.recurrent_layers

@@ -78,7 +78,7 @@ def load_vision(
     if family is not None:
         prompts = ImagePrompts(family, path, with_whole_encoder(path, checkpoint.config), tokenizer, limits)
     names = names_in(checkpoint.source, find_family(checkpoint.config))
-    own = [name for name in checkpoint.source.names() if not names.is_decoders(name)]
+    own = [name for name in checkpoint.source.names() if names.is_encoders(name)]
     encoder = load_encoder(
         path,
         checkpoint.config,

@@ -19,7 +19,6 @@ from paged_sdk.models.family import (
     TensorNames,
     find_family,
     has_family,
-    must_take_images,
     read_config,
     supported_families,
 )
@@ -93,14 +92,11 @@ def plan_model(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = 
 
     :param config: config.json's content
     :param dtype: dtype of weights and activations
-    :param images: whether the model must accept images
-    :raises UnsupportedArchitectureError: neither a family nor transformers runs this ``model_type``, or the family
-        takes no images and the model must
+    :param images: whether the model must accept images, if transformers runs it
+    :raises UnsupportedArchitectureError: neither a family nor transformers runs this ``model_type``
     :raises CheckpointError: the config is invalid
     """
     if has_family(config):
-        if images:
-            must_take_images(config)
         return _FamilyPlan(config, read_config(config))
     if find_spec("transformers") is None:
         model_type = config.get("model_type")

@@ -25,7 +25,6 @@ __all__ = [
     "find_family",
     "has_family",
     "has_head",
-    "must_take_images",
     "ranks_texts",
     "read_config",
     "supported_families",
@@ -94,6 +93,7 @@ class TensorNames:
     :ivar up: first projection of an MLP without a gate
     :ivar down: last projection of an MLP
     :ivar experts: possible names of mixtures of experts; the first whose router is in the checkpoint are used
+    :ivar unused: prefixes of tensors that nothing here reads, such as layers that predict further tokens
     """
 
     body: str = "model."
@@ -108,6 +108,7 @@ class TensorNames:
     down: str = "mlp.down_proj"
     norms: NormNames = NormNames()
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)
+    unused: tuple[str, ...] = ()
 
     @property
     def table(self) -> str:
@@ -122,6 +123,10 @@ class TensorNames:
         """Return whether a tensor belongs to the decoder; a checkpoint may hold an image encoder, too."""
         parts = (self.embedding, self.layers, self.norms.embedding, self.norms.last)
         return name.startswith((f"{self.head}.", *(f"{self.body}{part}." for part in parts)))
+
+    def is_encoders(self, name: str) -> bool:
+        """Return whether a tensor belongs to an image encoder beside the decoder."""
+        return not self.is_decoders(name) and not name.startswith(self.unused)
 
 
 @frozen(kw_only=True)
@@ -193,7 +198,7 @@ class NestedFamily:
     :ivar places: possible prefixes of the decoder's tensors, each with the name of the output projection
     :ivar ties: default of the whole config's ``tie_word_embeddings``
     :ivar adapt: adapts the decoder's shape to the whole config
-    :ivar takes_images: whether prompts may have images; False: the decoder runs without the encoder
+    :ivar unused: prefixes of the tensors that belong neither to the decoder nor to the encoder
     """
 
     architectures: tuple[str, ...]
@@ -205,7 +210,7 @@ class NestedFamily:
     )
     ties: bool = False
     adapt: Callable[[DecoderConfig, ConfigFields], DecoderConfig] = lambda shape, fields: shape
-    takes_images: bool = True
+    unused: tuple[str, ...] = ()
 
     def resolve(self, fields: ConfigFields) -> DecoderFamily:
         """Return the decoder's family, adapted to the config and tensor names of this one.
@@ -232,7 +237,11 @@ class NestedFamily:
         return DecoderFamily(
             architectures=self.architectures,
             read=read,
-            names=tuple(evolve(each, body=body, head=head) for each in inner.names for body, head in self.places),
+            names=tuple(
+                evolve(each, body=body, head=head, unused=self.unused)
+                for each in inner.names
+                for body, head in self.places
+            ),
         )
 
     def _section(self, fields: ConfigFields) -> ConfigFields:
@@ -321,26 +330,6 @@ def _is_among(classes: Collection[str], named: Collection[str]) -> bool:
 
 def _with_tied_head(family: DecoderFamily) -> DecoderFamily:
     return evolve(family, read=lambda fields: evolve(family.read(fields), tie_embeddings=True, head_bias=False))
-
-
-def must_take_images(config: Mapping[str, Any]) -> None:
-    """Refuse to read images with a model of which only the decoder runs.
-
-    :param config: config.json's content
-    :raises UnsupportedArchitectureError: the family takes no images here
-    """
-    family = _of_config(config)
-    if isinstance(family, NestedFamily) and not family.takes_images:
-        model_type = ConfigFields(config).text("model_type")
-        raise UnsupportedArchitectureError(
-            f"model_type {shown(model_type)} takes no images here: its decoder runs without them (TextModelBuilder)",
-            architecture=model_type,
-            supported=[
-                name
-                for name, each in supported_families().items()
-                if isinstance(each, NestedFamily) and each.takes_images
-            ],
-        )
 
 
 def has_head(config: Mapping[str, Any]) -> bool:

@@ -8,17 +8,21 @@ from paged_sdk.config.decoder import Activation, DecoderConfig
 from paged_sdk.config.recurrent import GatedDeltaConfig
 from paged_sdk.models.common_config import FULL, read_activation, read_common, read_head_dim
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.rope_fields import read_rope, rope_section
+from paged_sdk.models.rope_fields import interleaved_axes, read_rope, rope_section
 
 __all__ = ["read_gated_delta"]
 
 _LINEAR = "linear_attention"
 
 
-def read_gated_delta(fields: ConfigFields, *, is_grouped: bool) -> DecoderConfig:
+def read_gated_delta(
+    fields: ConfigFields, *, is_grouped: bool, sections: tuple[int, int, int] | None = None
+) -> DecoderConfig:
     """Read the shape of a decoder without experts.
 
     :param is_grouped: see :class:`~paged_sdk.config.recurrent.GatedDeltaConfig`
+    :param sections: numbers of rotary frequencies of time, height and width, if the config states none; None: tokens
+        have one position
     :raises CheckpointError: a value is missing or invalid, or no layer has attention
     """
     fields = fields.with_defaults(head_dim=256, max_position_embeddings=32_768, partial_rotary_factor=0.25)
@@ -26,14 +30,17 @@ def read_gated_delta(fields: ConfigFields, *, is_grouped: bool) -> DecoderConfig
         raise fields.error("hidden_act", Activation.SILU.value)
     delta = _read_delta(fields, is_grouped=is_grouped)
     types = _layer_types(fields)
+    section = rope_section(fields)
     rope = read_rope(
         fields,
-        rope_section(fields),
+        section,
         head_dim=read_head_dim(fields),
         default_theta=10_000.0,
         aliases={"mrope": "default"},
         is_partial=True,
     )
+    if sections is not None:
+        rope = evolve(rope, axis_of_frequency=interleaved_axes(section, rope.rotary_dim // 2, sections))
     has_bias = fields.flag("attention_bias", False)
     return evolve(
         read_common(fields, ropes=(rope,) * len(types)),

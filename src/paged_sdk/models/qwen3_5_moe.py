@@ -8,5 +8,5 @@ FAMILY = NestedFamily(
     architectures=("Qwen3_5MoeForConditionalGeneration",),
     text_type="qwen3_5_moe_text",
     places=(("model.language_model.", "lm_head"),),
-    takes_images=False,
+    unused=("mtp.",),  # layers that predict further tokens
 )

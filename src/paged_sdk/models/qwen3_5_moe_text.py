@@ -9,6 +9,7 @@ from paged_sdk.models.common_config import read_moe
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.gated_delta_fields import read_gated_delta
+from paged_sdk.models.qwen3_5_text import SECTIONS
 
 __all__ = ["FAMILY"]
 
@@ -22,7 +23,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
         shared_expert_intermediate_size=512,
     )
     size = fields.positive("moe_intermediate_size")
-    shape = read_gated_delta(fields.with_defaults(intermediate_size=size), is_grouped=False)
+    shape = read_gated_delta(fields.with_defaults(intermediate_size=size), is_grouped=False, sections=SECTIONS)
     moe = read_moe(
         fields,
         layers=range(shape.num_layers),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.gated_delta_fields import read_gated_delta
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "SECTIONS"]
+
+SECTIONS: Final = 11, 11, 10
+"""The numbers of rotary frequencies of time, height and width that a config may omit."""
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
-    return read_gated_delta(fields.with_defaults(num_key_value_heads=4), is_grouped=False)
+    return read_gated_delta(fields.with_defaults(num_key_value_heads=4), is_grouped=False, sections=SECTIONS)
 
 
 FAMILY = DecoderFamily(

@@ -8,7 +8,7 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_head_dim
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes
-from paged_sdk.models.rope_fields import read_rope, rope_section
+from paged_sdk.models.rope_fields import interleaved_axes, read_rope, rope_section
 
 __all__ = ["FAMILY"]
 
@@ -19,12 +19,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     rope = read_rope(
         fields, section, head_dim=read_head_dim(fields), default_theta=500_000.0, aliases={"mrope": "default"}
     )
-    sections = section.integers("mrope_section") or (24, 20, 20)
-    if len(sections) != 3 or sum(sections) != rope.rotary_dim // 2:
-        raise section.error("mrope_section", f"three numbers that add up to {rope.rotary_dim // 2}")
-    # Frequencies alternate between time, height and width until the sections of height and width are used up; the rest
-    # are time's.
-    axes = tuple(index % 3 if index < 3 * sections[index % 3] else 0 for index in range(rope.rotary_dim // 2))
+    axes = interleaved_axes(section, rope.rotary_dim // 2, (24, 20, 20))
     has_bias = fields.flag("attention_bias", False)
     shape = read_common(fields, ropes=(evolve(rope, axis_of_frequency=axes),) * fields.positive("num_hidden_layers"))
     # With an image encoder, the number comes from the encoder's section (qwen3_vl.py).

@@ -9,7 +9,7 @@ from paged_sdk.config.decoder import RopeConfig, RopeKind
 from paged_sdk.errors import CheckpointError
 from paged_sdk.models.config_fields import ConfigFields
 
-__all__ = ["read_rope", "rope_section"]
+__all__ = ["interleaved_axes", "read_rope", "rope_section"]
 
 
 def rope_section(fields: ConfigFields) -> ConfigFields:
@@ -77,6 +77,22 @@ def read_rope(
         long_factor=_read_divisors(section, "long_factor", rotary_dim, required=kind is RopeKind.LONGROPE),
         inv_freq_divisors=_read_divisors(section, "inv_freq_divisors", rotary_dim, required=False),
     )
+
+
+def interleaved_axes(section: ConfigFields, num_frequencies: int, default: tuple[int, int, int]) -> tuple[int, ...]:
+    """Return the position axis of each frequency, as in ``RopeConfig.axis_of_frequency``: frequencies alternate between
+    time, height and width until the sections of height and width are used up, and the rest are time's.
+
+    :param section: the section with the rotary embedding's settings
+    :param num_frequencies: half of the elements of a head that are rotated
+    :param default: numbers of frequencies of time, height and width if the config has no ``mrope_section``
+    :raises CheckpointError: ``mrope_section`` has other numbers than three that add up to ``num_frequencies``
+    """
+    sections = section.integers("mrope_section")
+    if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != num_frequencies):
+        raise section.error("mrope_section", f"three numbers that add up to {num_frequencies}")
+    sections = sections or default
+    return tuple(index % 3 if index < 3 * sections[index % 3] else 0 for index in range(num_frequencies))
 
 
 def _read_rotary_dim(

@@ -195,7 +195,11 @@ def _shrink_text(text: Any) -> None:
         if getattr(text, name, None):
             setattr(text, name, getattr(text, name)[:1])
     text.vocab_size = 8
-    text.intermediate_size = 16
+    # A layer of Qwen 3.5's experts has 0.8 billion weights.
+    small = {"intermediate_size": 16, "moe_intermediate_size": 16, "num_experts": 1, "num_experts_per_tok": 1}
+    for name, value in small.items():
+        if hasattr(text, name):
+            setattr(text, name, value)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(text, name, None)
 

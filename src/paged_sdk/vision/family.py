@@ -63,6 +63,7 @@ class VisionFamily:
 
     :ivar expand: returns the text, mostly special tokens, that replaces an image's placeholder in the prompt
     :ivar options: returns further arguments of the image processor, from config.json
+    :ivar processor: makes the image processor from its settings; None: transformers has one that needs only Pillow
     :ivar encoder_inputs: names of the processor's outputs that the encoder takes
     :ivar image_token_fields: names in config.json of the token id whose embeddings are replaced, in order of preference
     :ivar placeholder: text of the token that a chat template writes for an image; None: the token whose embeddings are
@@ -74,6 +75,7 @@ class VisionFamily:
 
     expand: Callable[[ProcessedImage], str]
     options: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _no_options
+    processor: Callable[[Mapping[str, Any]], Any] | None = None
     encoder_inputs: tuple[str, ...] = ("pixel_values",)
     image_token_fields: tuple[str, ...] = ("image_token_id", "image_token_index")
     placeholder: str | None = None

@@ -24,6 +24,8 @@ from paged_sdk.vision.positions import grid_positions
 
 __all__ = ["ImagePrompts", "ImageTokenizer", "load_image_processor", "make_image_processor"]
 
+_IMAGE_PROCESSOR: Final = "preprocessor_config.json"
+_PROCESSOR: Final = "processor_config.json"
 _KEPT_BYTES: Final = 1 << 28
 """Size of the cache of processed images, 256 MiB: a conversation sends all of its images with each turn."""
 
@@ -92,8 +94,8 @@ class ImagePrompts:
         self._config = config
         self._tokenizer = tokenizer
         self._limits = limits
-        self._settings = read_json_if_there(directory / "processor_config.json") if settings is None else settings
-        self._processor = load_image_processor(directory) if processor is None else processor
+        self._settings = read_json_if_there(directory / _PROCESSOR) if settings is None else settings
+        self._processor = _processor_of(family, directory) if processor is None else processor
         self._image_token_id = self._find_image_token(directory)
         self._image_token = tokenizer.decode([self._image_token_id], skip_special_tokens=False)
         self._kept: OrderedDict[bytes, _Prepared] = OrderedDict()
@@ -252,15 +254,31 @@ class ImagePrompts:
         )
 
 
+def _processor_of(family: VisionFamily, directory: Path) -> Any:
+    if family.processor is None:
+        return load_image_processor(directory)
+    _must_have_settings(directory)
+    _of_transformers("AutoImageProcessor")  # whoever lacks a package is told so
+    newer = read_json_if_there(directory / _PROCESSOR).get("image_processor")
+    settings = {**(newer if isinstance(newer, dict) else {}), **read_json_if_there(directory / _IMAGE_PROCESSOR)}
+    try:
+        return family.processor(settings)
+    except CheckpointError as error:
+        raise CheckpointError(f"{directory}: {error}", path=directory) from error
+
+
+def _must_have_settings(directory: Path) -> None:
+    if not any(is_file(directory / name) for name in (_IMAGE_PROCESSOR, _PROCESSOR)):
+        raise CheckpointError(f"{directory} has no {_IMAGE_PROCESSOR}, which images need", path=directory)
+
+
 def load_image_processor(directory: Path) -> Any:
     """Load a checkpoint's image processor by transformers, in the variant that needs only Pillow.
 
     :raises CheckpointError: the checkpoint has none, or it cannot be loaded
     :raises ConfigError: transformers or Pillow is not installed
     """
-    names = ("preprocessor_config.json", "processor_config.json")
-    if not any(is_file(directory / name) for name in names):
-        raise CheckpointError(f"{directory} has no preprocessor_config.json, which images need", path=directory)
+    _must_have_settings(directory)
     loader = _of_transformers("AutoImageProcessor")
     try:
         return loader.from_pretrained(directory, local_files_only=True, trust_remote_code=False, backend="pil")

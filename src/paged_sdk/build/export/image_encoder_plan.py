@@ -134,7 +134,7 @@ def _tensors(
     planned: list[PlannedTensor] = []
     pieces = _Pieces(source, kind, config)
     for name in source.names():
-        if names.is_decoders(name) or name.endswith(".position_ids"):
+        if not names.is_encoders(name) or name.endswith(".position_ids"):
             continue
         stored = kind.gguf_name(name)
         if stored is None:

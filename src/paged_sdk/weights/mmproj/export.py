@@ -161,7 +161,7 @@ def _qwen2_5_vl(config: Any, processor: Mapping[str, Any]) -> dict[str, Any]:
 def _qwen3_vl(config: Any, processor: Mapping[str, Any]) -> dict[str, Any]:
     vision = config.vision_config
     side = int(vision.num_position_embeddings**0.5)
-    deep = [layer in vision.deepstack_visual_indexes for layer in range(vision.depth)]
+    deep = [layer in getattr(vision, "deepstack_visual_indexes", ()) for layer in range(vision.depth)]
     return {**_qwen(config, processor), "image_size": side * vision.patch_size, "is_deepstack_layers": deep}
 
 
