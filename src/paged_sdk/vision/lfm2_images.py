@@ -21,9 +21,10 @@ _Pixels = npt.NDArray[np.uint8]
 
 _NUMBERS: Final = ("max_pixels_tolerance", "rescale_factor")
 _MOST_PIXELS: Final = 2**27
-"""Of a scaled image, which is 50 times as many as the released models have."""
+"""Of an image's tiles, each padded to the size of the largest: 23 times as many as the released models have."""
 _FLAGS: Final = ("do_image_splitting", "use_thumbnail", "do_rescale", "do_normalize")
 _CHANNELS: Final = ("image_mean", "image_std")
+_LARGEST: Final = float(np.finfo(np.float32).max)
 
 
 @frozen(kw_only=True)
@@ -82,17 +83,19 @@ class Lfm2Images:
         made = cls(**own)
         if made.tile_size % made._unit:
             raise _error("tile_size", made.tile_size, f"a multiple of {made._unit}, the side of a token")
-        pixels = max(made.tile_size**2 * made.max_tiles, made.max_image_tokens * made._unit**2)
-        if pixels > _MOST_PIXELS:
+        # _whole_size() allows twice as many tokens as a thumbnail should have.
+        largest = max(made.tile_size**2, 2 * made.max_image_tokens * made._unit**2)
+        if (pixels := (made.max_tiles + 1) * largest) > _MOST_PIXELS:
             raise CheckpointError(
-                f"preprocessor_config.json: images are scaled to {pixels} pixels: expected at most {_MOST_PIXELS}"
+                f"preprocessor_config.json: images become tiles of {pixels} pixels, padding included: expected at most "
+                f"{_MOST_PIXELS}"
             )
         if made.min_tiles > made.max_tiles:
             raise _error("min_tiles", made.min_tiles, f"at most max_tiles = {made.max_tiles}")
         if made.min_image_tokens > made.max_image_tokens:
             raise _error("min_image_tokens", made.min_image_tokens, f"at most {made.max_image_tokens}")
-        if not all(made.image_std):
-            raise _error("image_std", list(made.image_std), "numbers other than 0")
+        if not np.array(made.image_std, np.float32).all():
+            raise _error("image_std", list(made.image_std), "numbers that are not 0 in float32")
         if made.resample > 5:
             raise _error("resample", made.resample, "one of Pillow's filters, 1 to 5")
         return made
@@ -212,7 +215,8 @@ class Lfm2Images:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether a value is a number of which float32 has one of about that size."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
 
 
 def _error(name: str, value: object, expected: str) -> CheckpointError:
