@@ -217,8 +217,8 @@ _RULES: Final[dict[str, _Rules]] = {
         },
     ),
 }
-# Pixtral is a model of LLaVA's, and Qwen 3.5's decoder is not written.
-MMPROJ_FAMILIES: Final = tuple(name for name in _RULES if name not in ("pixtral", "qwen3_5"))
+# Pixtral is a model of LLaVA's.
+MMPROJ_FAMILIES: Final = tuple(name for name in _RULES if name != "pixtral")
 
 
 def write_vision_gguf(name: str, checkpoint: Path, directory: Path, *, type: str = "F32") -> tuple[Path, Path]:
