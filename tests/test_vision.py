@@ -381,6 +381,29 @@ async def test_an_encoders_section_that_leaves_out_what_is_usual(tmp_path: Path,
         assert text_of(await model.send_chat_request(messages)) == want
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "value", "told"),
+    [
+        # transformers would build layers for minutes, and only then miss their tensors.
+        ("vision_config", "num_hidden_layers", 2**31, r"num_hidden_layers = 2147483648: expected at most the number"),
+        (None, "image_token_index", 2**40, "image_token_index = 1099511627776: expected a token id"),
+        (None, "image_token_index", 10**29, "image_token_index = 1[0]{29}: expected a token id"),
+    ],
+)
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_numbers_that_no_model_has(
+    section: str | None, name: str, value: int, told: str, llava: Path, tmp_path: Path, anyio_backend: str
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(llava, checkpoint)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (config if section is None else config[section])[name] = value
+    config.pop("image_token_id", None)
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=told):
+        await exact(checkpoint).build()
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_images_and_re_isq(llava: Path, anyio_backend: str) -> None:
     messages = asked(VisionMessages().add_image_message("user", "What is this?", PICTURES[0]))

@@ -152,7 +152,7 @@ async def test_what_a_checkpoint_lacks_and_an_image_may_not_be(tmp_path: Path, a
     settings = json.loads(path.read_text())
     # Newer checkpoints have them in the processor's file.
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
-    path.unlink()
+    path.write_text(json.dumps({**settings, "max_image_tokens": 100}))  # an older one, which is left beside it
     async with VisionModelBuilder(tmp_path).with_dtype("float32").build() as model:
         with pytest.raises(InvalidRequestError, match="refuses 1 x 900 pixels: it would have 90 tokens: at most 18"):
             await model.send_chat_request(
@@ -162,5 +162,6 @@ async def test_what_a_checkpoint_lacks_and_an_image_may_not_be(tmp_path: Path, a
     with pytest.raises(CheckpointError, match="max_tiles = 0"):
         await VisionModelBuilder(tmp_path).build()
     (tmp_path / "processor_config.json").unlink()
+    path.unlink()
     with pytest.raises(CheckpointError, match=r"no preprocessor_config\.json"):
         await VisionModelBuilder(tmp_path).build()

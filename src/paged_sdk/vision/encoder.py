@@ -131,12 +131,11 @@ def load_encoder(
     :raises CheckpointError: a tensor is missing or has another shape, or transformers does not know the model
     :raises ModelLoadError: transformers is not installed
     """
+    settings = config_of_model(path, config)
+    _check_depth(path, settings, len(tensors))
     try:
-        from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
-    except ImportError as error:
-        raise ModelLoadError(f"images need transformers, which cannot be loaded: {error}") from error
-    try:
-        settings = AutoConfig.for_model(**as_decoded(config))
+        from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
         _shrink_text(settings.get_text_config())
         kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(settings)]
         with _quiet():
@@ -186,6 +185,19 @@ def with_whole_encoder(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """
     whole = config_of_model(path, config).vision_config.to_dict()
     return {**config, "vision_config": {**whole, **(config.get("vision_config") or {})}}
+
+
+def _check_depth(path: Path, settings: Any, num_tensors: int) -> None:
+    """Refuse more layers than the checkpoint has tensors: transformers would build them all before it misses any.
+
+    :raises CheckpointError: the encoder has such a number of layers
+    """
+    vision = getattr(settings, "vision_config", None)
+    for name in ("num_hidden_layers", "depth"):
+        count = getattr(vision, name, None)
+        if isinstance(count, int) and count > num_tensors:
+            what = f"vision_config.{name} = {shown(count)}: expected at most the number of its tensors, {num_tensors}"
+            raise CheckpointError(f"{path}: {what}", path=path)
 
 
 def _shrink_text(text: Any) -> None:

@@ -244,7 +244,7 @@ class ImagePrompts:
         for name in self._family.image_token_fields:
             value = self._config.get(name)
             if value is not None:
-                if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
                     raise CheckpointError(f"config.json: {name} = {shown(value)}: expected a token id", path=directory)
                 return value
         raise CheckpointError(
@@ -259,8 +259,9 @@ def _processor_of(family: VisionFamily, directory: Path) -> Any:
         return load_image_processor(directory)
     _must_have_settings(directory)
     _of_transformers("AutoImageProcessor")  # whoever lacks a package is told so
-    newer = read_json_if_there(directory / _PROCESSOR).get("image_processor")
-    settings = {**(newer if isinstance(newer, dict) else {}), **read_json_if_there(directory / _IMAGE_PROCESSOR)}
+    settings = read_json_if_there(directory / _PROCESSOR).get("image_processor")
+    if not isinstance(settings, dict):  # as in transformers, which writes one of the two
+        settings = read_json_if_there(directory / _IMAGE_PROCESSOR)
     try:
         return family.processor(settings)
     except CheckpointError as error:
