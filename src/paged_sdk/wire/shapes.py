@@ -284,7 +284,9 @@ class Fields(Shape):
             if name not in self.fields:
                 near = get_close_matches(name[:100], self.fields, n=1)
                 others = ", ".join(each for each in self.fields if each not in near)
-                allowed = f"{near[0]}, or one of the other fields {others}" if near else f"one of the fields {others}"
+                allowed = f"one of the fields {others}"
+                if near:
+                    allowed = f"{near[0]}, or one of the other fields {others}" if others else near[0]
                 raise InvalidRequestError.of(f"{before}{name}"[:100], each, allowed)
             self.fields[name].check(f"{before}{name}", each)
         for name, part in self.fields.items():
