@@ -173,5 +173,5 @@ def test_what_is_not_honoured_is_refused_by_name(fields: dict[str, Any], name: s
 
 
 def test_a_misspelt_field_of_only_one_is_told_it() -> None:
-    with pytest.raises(PagedError, match="is not allowed: expected include_obfuscation$"):
+    with pytest.raises(PagedError, match=r"is not allowed: expected include_obfuscation$"):
         read(stream=True, stream_options={"include_obfuscating": False})
