@@ -54,6 +54,10 @@ class PagedBackend(AttentionBackend):
         self._block_size = settings.block_size
         self._device = settings.device
         self._windows = tuple(dict.fromkeys(config.sliding_windows))
+        if settings.device.type == "cpu" and config.window is None:
+            # Up to Qwen3-4B's context of 262,144 tokens, offsets take 302 MB; of a pool of 16,384 tokens, 19 MB. With
+            # windows, a sequence may be longer than the pool; devices try steps of any length over one block.
+            settings = settings.up_to(num_blocks * settings.block_size)
         try:
             self._layers = tuple(
                 settings.pages(layer, num_blocks, config.num_kv_heads, config.head_dim)
