@@ -14,6 +14,7 @@ from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.errors import OutOfMemoryError
 from paged_sdk.types.step import StepRow
 
 MIB = 2**20
@@ -91,3 +92,13 @@ def test_key_offsets_end_with_the_pool(window: int | None) -> None:
         assert torch.equal(layer.key_offsets, offsets[:num_spans])
         assert layer.key_offsets.untyped_storage().nbytes() == num_spans * 4 * 128 * 4
     assert pool.prepare([StepRow(285, 0, [1, 2, 3], [0, 1, 2], 1)]) is not None
+
+
+@pytest.mark.parametrize(
+    ("cache_type", "bits"), [(PagedCacheType.AUTO, 16), (PagedCacheType.F8E4M3, 8), (PagedCacheType.Q4, 4)]
+)
+def test_a_pool_that_cannot_be_allocated(cache_type: PagedCacheType, bits: int) -> None:
+    settings = PoolSettings(block_size=32, dtype=torch.bfloat16, device=torch.device("cpu"), cache_type=cache_type)
+    with pytest.raises(OutOfMemoryError) as caught:
+        PagedBackend(CONFIG, settings, 1 << 44)
+    assert caught.value.needed == (32 * 4096 << 44) * bits // 8

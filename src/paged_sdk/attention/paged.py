@@ -54,17 +54,17 @@ class PagedBackend(AttentionBackend):
         self._block_size = settings.block_size
         self._device = settings.device
         self._windows = tuple(dict.fromkeys(config.sliding_windows))
-        if settings.device.type == "cpu" and config.window is None:
-            # Up to Qwen3-4B's context of 262,144 tokens, offsets take 302 MB; of a pool of 16,384 tokens, 19 MB. With
-            # windows, a sequence may be longer than the pool; devices try steps of any length over one block.
-            settings = settings.up_to(num_blocks * settings.block_size)
         try:
+            if settings.device.type == "cpu" and config.window is None:
+                # Up to Qwen3-4B's context of 262,144 tokens, offsets take 302 MB; of a pool of 16,384 tokens, 19 MB.
+                # With windows, a sequence may be longer than the pool; devices try steps of any length over one block.
+                settings = settings.up_to(num_blocks * settings.block_size)
             self._layers = tuple(
                 settings.pages(layer, num_blocks, config.num_kv_heads, config.head_dim)
                 for layer in range(config.num_layers)
             )
         except RuntimeError as error:
-            needed = num_blocks * settings.block_size * config.kv_elements_per_token * settings.stored_dtype.itemsize
+            needed = int(num_blocks * settings.block_size * config.kv_elements_per_token * settings.bytes_per_element)
             raise OutOfMemoryError(
                 f"cannot allocate {num_blocks} KV blocks of {settings.block_size} tokens: {needed} bytes", needed=needed
             ) from error

@@ -43,6 +43,11 @@ class PoolSettings:
             self.cache_type, self.dtype
         )
 
+    @property
+    def bytes_per_element(self) -> float:
+        """Return the bytes of a key's or value's element, without scales."""
+        return 0.5 if self.cache_type is PagedCacheType.Q4 else self.stored_dtype.itemsize
+
     def up_to(self, num_positions: int) -> PoolSettings:
         """Return the same for sequences of that many positions at most: without the key offsets of later ones."""
         spans = -(-num_positions // KEY_SPAN)
