@@ -200,6 +200,7 @@ _RULES: Final[dict[str, _Rules]] = {
     ),
     "qwen3_vl": _QWEN3,
     "qwen3_5": _QWEN3,
+    "qwen3_5_moe": _QWEN3,
     "pixtral": _Rules(
         projector="pixtral",
         older=str,
@@ -217,8 +218,7 @@ _RULES: Final[dict[str, _Rules]] = {
         },
     ),
 }
-# Pixtral is a model of LLaVA's, and Qwen 3.5's decoder is not written.
-MMPROJ_FAMILIES: Final = tuple(name for name in _RULES if name not in ("pixtral", "qwen3_5"))
+MMPROJ_FAMILIES: Final = tuple(name for name in _RULES if name != "pixtral")  # a model of LLaVA's
 
 
 def write_vision_gguf(name: str, checkpoint: Path, directory: Path, *, type: str = "F32") -> tuple[Path, Path]:

@@ -17,7 +17,6 @@ from paged_sdk.weights.gguf.names import ARCHITECTURES
 
 __all__ = ["config_metadata", "gguf_architecture", "global_rope", "not_writable"]
 
-_QWEN35: Final = ("qwen35", "qwen35moe")
 _SIGMOID_GATE: Final = 2
 
 _ARCHITECTURE_OF: Final = MappingProxyType(
@@ -89,7 +88,7 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
         values["rope.scaling.attn_factor"] = float(rope.gguf_attn_factor)
     if name in ("gemma2", "gemma3"):
         values |= _gemma(config, name)
-    if axes := rope.axis_of_frequency or (_interleaved(rope) if name in _QWEN35 else ()):
+    if axes := rope.axis_of_frequency:
         values["rope.dimension_sections"] = [axes.count(axis) for axis in range(4)]
     if config.recurrent_layers:
         values |= _convolutions(config) if name in ("lfm2", "lfm2moe") else _delta(config)
@@ -144,11 +143,6 @@ def _delta(config: DecoderConfig) -> dict[str, Any]:
     if list(config.attention_layers) == list(range(interval - 1, config.num_layers, interval)):
         return values | {"full_attention_interval": interval}
     return values | {"attention.recurrent_layers": [layer in deltas for layer in range(config.num_layers)]}
-
-
-def _interleaved(rope: RopeConfig) -> tuple[int, ...]:
-    """Return axes for frequencies that have one position each: time, height and width in turn."""
-    return tuple(index % 3 for index in range(rope.rotary_dim // 2))
 
 
 def _mixture(config: DecoderConfig) -> dict[str, Any]:

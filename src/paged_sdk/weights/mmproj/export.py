@@ -194,6 +194,7 @@ def _qwen3_pieces(name: str, tensor: Tensor, config: Any) -> Iterator[tuple[str,
 
 
 _LLAVA: Final = ExportedEncoder(projector="mlp", metadata=_llava, pieces=_llava_pieces)
+_QWEN3: Final = ExportedEncoder(projector="qwen3vl_merger", metadata=_qwen3_vl, pieces=_qwen3_pieces)
 _IDEFICS3: Final = ExportedEncoder(projector="idefics3", metadata=_idefics3, pieces=_as_it_is)
 EXPORTS: Final[Mapping[str, ExportedEncoder]] = MappingProxyType(
     {
@@ -206,7 +207,7 @@ EXPORTS: Final[Mapping[str, ExportedEncoder]] = MappingProxyType(
         "internvl": ExportedEncoder(projector="internvl", metadata=_internvl, pieces=_as_it_is),
         "qwen2_vl": ExportedEncoder(projector="qwen2vl_merger", metadata=_qwen2_vl, pieces=_qwen_pieces),
         "qwen2_5_vl": ExportedEncoder(projector="qwen2.5vl_merger", metadata=_qwen2_5_vl, pieces=_qwen_pieces),
-        "qwen3_vl": ExportedEncoder(projector="qwen3vl_merger", metadata=_qwen3_vl, pieces=_qwen3_pieces),
+        **dict.fromkeys(("qwen3_vl", "qwen3_5", "qwen3_5_moe"), _QWEN3),
     }
 )
 """The encoders that can be written, by Hugging Face's ``model_type``."""
