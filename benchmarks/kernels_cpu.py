@@ -188,12 +188,13 @@ def product_rate(dtype: torch.dtype) -> float:
 
 def random_pages(size: tuple[int, int, int, int], cache_type: PagedCacheType) -> LayerCache:
     """Make pages of random keys and values, the same in every block."""
-    num_blocks, block_size, *heads = size
+    num_blocks, block_size, num_kv_heads, head_dim = size
     settings = PoolSettings(
         block_size=block_size, dtype=torch.bfloat16, device=torch.device("cpu"), cache_type=cache_type
     )
-    cache = settings.pages(num_blocks, *heads)
-    write_slots(torch.randn(block_size, *heads), torch.randn(block_size, *heads), cache, torch.arange(block_size))
+    cache = settings.pages(0, num_blocks, num_kv_heads, head_dim)
+    key, value = torch.randn(2, block_size, num_kv_heads, head_dim)
+    write_slots(key, value, cache, torch.arange(block_size))
     for each in cache.tensors:
         each[1:] = each[:1]
     return cache

@@ -27,7 +27,7 @@ async def main(model_path: str | None = None) -> None:
         .add_message(TextMessageRole.USER, "Name the capital of France.")
         .with_sampling(SamplingParams(temperature=0.0, max_len=24))
     )
-    for cache_type in PagedCacheType:
+    for cache_type in PagedCacheType.AUTO, PagedCacheType.F8E4M3:
         meta = PagedAttentionMetaBuilder().with_gpu_memory(MemoryGpuConfig.MB(32)).with_cache_type(cache_type).build()
         builder = TextModelBuilder(model_path or embedded_model_path()).with_paged_attn(meta)
         async with builder.build() as model:

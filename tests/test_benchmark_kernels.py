@@ -5,12 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 import typer
 from benchmarks import kernels_beside, kernels_cpu
 from benchmarks.kernels_beside import attention_cells, in_turns
 from typer.testing import CliRunner
 
 from native_weights import needs_library, workspace
+from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.kernels.kv_cache import gather_decoded
 from paged_sdk.kernels.native import library
 
 
@@ -40,6 +43,16 @@ def test_a_library_beside_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = CliRunner().invoke(app, [str(library._PATH), "--types", "Q4_1,Q9"])
     assert shown.exit_code == 2
     assert "Q9" in shown.output
+
+
+@pytest.mark.parametrize("cache_type", kernels_cpu.PAGES)
+def test_pages_of_every_type(cache_type: PagedCacheType) -> None:
+    cache = kernels_cpu.random_pages((3, 8, 2, 64), cache_type)
+    key, value = gather_decoded(cache, torch.arange(24), torch.arange(24), torch.float32)
+    for vectors in (key, value):
+        assert (vectors.std() - 1).abs() < 0.1
+        blocks = torch.unflatten(vectors, 0, (3, 8))
+        assert torch.equal(blocks[1:], blocks[:1].expand(2, -1, -1, -1))
 
 
 @needs_library

@@ -85,6 +85,7 @@ def test_what_is_measured_is_part_of_what_blocks_are() -> None:
         for key_offsets in ((), (offsets,), (offsets + 1,))
     }
     assert len(codes) == 9
+    assert PagedBackend(config, plain, 2).code == b""
     assert PagedBackend(config, evolve(plain, bases=(one,)), 3).code in codes
 
 

@@ -8,11 +8,14 @@ import sys
 
 import pytest
 import torch
+from attrs import evolve
 
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.errors import OutOfMemoryError
+from paged_sdk.types.step import StepRow
 
 MIB = 2**20
 # 2 * 4 layers * 4 KV heads * 128: 4096 elements per token, 256 KiB for a block of 32 in bfloat16.
@@ -68,3 +71,34 @@ def test_memory_grows_with_the_blocks_that_are_used(cache_type: PagedCacheType) 
         used, share = resident(tensors), num_bytes * count // num_blocks
         # A page of 2 MiB, where the system gives such, may lie partly in blocks that nobody uses.
         assert share - 8 * MIB <= used <= share + 8 * MIB + len(tensors) * 2 * MIB
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_key_offsets_end_with_the_pool(window: int | None) -> None:
+    """No sequence is longer than a pool of 3 * 96 tokens, unless blocks that have left its windows are freed."""
+    config = evolve(CONFIG, sliding_windows=(window,) * 4)
+    given = tuple(torch.randn(512, 4, 128) for _ in range(4))
+    settings = PoolSettings(
+        block_size=96,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        cache_type=PagedCacheType.F8E4M3,
+        key_offsets=given,
+    )
+    num_spans = 3 if window is None else 512
+    pool = PagedBackend(config, settings, 3)
+    for layer, offsets in zip(pool._layers, given, strict=True):
+        assert layer.key_offsets is not None
+        assert torch.equal(layer.key_offsets, offsets[:num_spans])
+        assert layer.key_offsets.untyped_storage().nbytes() == num_spans * 4 * 128 * 4
+    assert pool.prepare([StepRow(285, 0, [1, 2, 3], [0, 1, 2], 1)]) is not None
+
+
+@pytest.mark.parametrize(
+    ("cache_type", "bits"), [(PagedCacheType.AUTO, 16), (PagedCacheType.F8E4M3, 8), (PagedCacheType.Q4, 4)]
+)
+def test_a_pool_that_cannot_be_allocated(cache_type: PagedCacheType, bits: int) -> None:
+    settings = PoolSettings(block_size=32, dtype=torch.bfloat16, device=torch.device("cpu"), cache_type=cache_type)
+    with pytest.raises(OutOfMemoryError) as caught:
+        PagedBackend(CONFIG, settings, 1 << 44)
+    assert caught.value.needed == (32 * 4096 << 44) * bits // 8

@@ -111,6 +111,16 @@ def test_a_draft_model_is_asked_too(tiny_checkpoint: Path, tmp_path: Path) -> No
         load_parts(both.source, both.settings, Environment())
 
 
+def test_the_pool_of_a_draft_model_is_its_targets(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Neither its builder nor the environment gives it another, so neither is a reason to refuse it."""
+    environment = read_environment({"MISTRALRS_PAGED_ATTN_CACHE_TYPE": "q4"})
+    target = builder_of(make_checkpoint("llama", tmp_path, head_dim=32))
+    auto = evolve(Q4, cache_type=PagedCacheType.AUTO)
+    for own in (target.with_paged_attn(auto), target.without_paged_attn()):
+        both = TextSpeculativeBuilder(own, builder_of(tiny_checkpoint), SpeculativeConfig(gamma=2))
+        load_parts(both.source, both.settings, environment)
+
+
 def test_memory(tmp_path: Path) -> None:
     """2 * 2 layers * 2 KV heads of 32: 256 elements a token, 5 bits each."""
     plan = plan_memory(builder_of(make_checkpoint("llama", tmp_path, head_dim=32)))

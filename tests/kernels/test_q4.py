@@ -137,3 +137,17 @@ def test_pages_that_do_not_fit_are_refused() -> None:
         LayerCache(cache.key, cache.value, cache.k_scale.float(), cache.v_scale)
     with pytest.raises(ConfigError, match="multiple of 32 elements"):
         LayerCache(cache.key[..., :8].contiguous(), cache.value[..., :8].contiguous(), cache.k_scale, cache.v_scale)
+
+
+def test_the_applications_default_dtype_changes_nothing() -> None:
+    """Codes are the native kernels' bit for bit whatever torch.set_default_dtype says."""
+    x = vectors(1)
+    expected = quantize_q4(x)
+    before = torch.get_default_dtype()
+    try:
+        for dtype in torch.float64, torch.bfloat16:
+            torch.set_default_dtype(dtype)
+            for one, other in zip(quantize_q4(x), expected, strict=True):
+                assert torch.equal(one, other)
+    finally:
+        torch.set_default_dtype(before)

@@ -16,6 +16,7 @@ from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.models import key_offsets as models_key_offsets
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.key_offsets import key_offsets
@@ -43,7 +44,9 @@ def mean_of_rotated(bias: Tensor, first: int, theta: float) -> Tensor:
     return torch.cat((turned.real, turned.imag), 1)
 
 
-def test_the_mean_of_the_rotated_bias() -> None:
+@pytest.mark.parametrize("spans_at_once", [2, 256])
+def test_the_mean_of_the_rotated_bias(spans_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models_key_offsets, "_SPANS_AT_ONCE", spans_at_once)
     reference = with_large_bias()
     model = ours(reference)
     offsets = key_offsets(model, LENGTH)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.checks import scales_of
+from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.kv_basis import KvBasis
 
 __all__ = ["PoolSettings"]
@@ -41,6 +42,18 @@ class PoolSettings:
         return {PagedCacheType.F8E4M3: torch.float8_e4m3fn, PagedCacheType.Q4: torch.uint8}.get(
             self.cache_type, self.dtype
         )
+
+    @property
+    def bytes_per_element(self) -> float:
+        """Return the bytes of a key's or value's element, without scales."""
+        return 0.5 if self.cache_type is PagedCacheType.Q4 else self.stored_dtype.itemsize
+
+    def up_to(self, num_positions: int) -> PoolSettings:
+        """Return the same for sequences of that many positions at most: without the key offsets of later ones."""
+        spans = -(-num_positions // KEY_SPAN)
+        if not self.key_offsets or len(self.key_offsets[0]) <= spans:
+            return self
+        return evolve(self, key_offsets=tuple(each[:spans].clone() for each in self.key_offsets))
 
     def pages(self, layer: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> LayerCache:
         """Allocate the pages of a layer.

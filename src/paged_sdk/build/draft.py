@@ -7,7 +7,6 @@ from attrs import evolve
 from paged_sdk.build.device_setup import loading_memory_errors
 from paged_sdk.build.device_steps import compile_argmax, compile_steps, live_compilations
 from paged_sdk.build.fusing import fuse
-from paged_sdk.build.kv_cache_type import check_cache_type
 from paged_sdk.build.kv_memory import make_kv_manager
 from paged_sdk.build.kv_storage import make_storage
 from paged_sdk.build.loaded_model import LoadedModel, load_weights
@@ -18,7 +17,6 @@ from paged_sdk.build.stateful import refuse_draft
 from paged_sdk.build.vocabulary import check_same_tokens
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.runner.draft_model import DraftModel
 from paged_sdk.scheduler.draft_account import DraftBalance
 from paged_sdk.scheduler.step_times import StepTimes
@@ -37,13 +35,12 @@ def load_draft(target: LoadedModel, loading: Loading) -> LoadedModel | None:
         return None
     path = model_path(source.model, source.settings)
     loading.check_cancelled()
+    # Its KV is of the target's type, whatever its own builder says.
+    asked = loading.settings
+    settings = evolve(source.settings, paged_attn=asked.paged_attn, paged_meta=asked.paged_meta)
     with loading_memory_errors(path):
-        draft = load_weights(evolve(loading, path=path, settings=source.settings, encoder=None, backends=()))
+        draft = load_weights(evolve(loading, path=path, settings=settings, encoder=None, backends=()))
     refuse_draft(draft.model.config, source.model.location)
-    has_decoder = isinstance(draft.model, DecoderModel)
-    check_cache_type(
-        draft.model.config, loading.settings, loading.environment, draft.placement, has_decoder=has_decoder
-    )
     check_same_tokens(target.text.tokenizer, draft.text.tokenizer, source.model.location)
     draft.text.close()
     return draft

@@ -41,7 +41,7 @@ def quantize_q4(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     groups = torch.unflatten(x.float(), -1, (-1, GROUP))
     lowest, highest = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    cuts = torch.tensor(CUTS, device=x.device)
+    cuts = torch.tensor(CUTS, dtype=torch.float32, device=x.device)
     below, above = cuts.repeat_interleave(len(CUTS)), cuts.repeat(len(CUTS))
     width = highest - lowest
     scales = _rounded((width * ((1 - below - above) / MAX_CODE)).clamp_min(torch.finfo(torch.float32).tiny))

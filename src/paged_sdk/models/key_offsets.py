@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.quant.linear import Linear
 
 __all__ = ["key_offsets", "span_offsets"]
+
+# The rotations of a million positions at once would take a gigabyte.
+_SPANS_AT_ONCE: Final = 256
 
 
 def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
@@ -70,8 +74,9 @@ def _mean_rotation(rope: RotaryEmbedding, num_spans: int, device: torch.device) 
     """Return the mean cosines and sines of each span. Rotation is linear in both, so rotating a vector by the means
     gives the mean of its rotations.
     """
-    rotation = rope.at(torch.arange(num_spans * KEY_SPAN, device=device))
-    cosines, sines = (
-        torch.unflatten(each, 0, (num_spans, KEY_SPAN)).mean(1) for each in (rotation.cosines, rotation.sines)
-    )
+    parts = []
+    for positions in torch.split(torch.arange(num_spans * KEY_SPAN, device=device), _SPANS_AT_ONCE * KEY_SPAN):
+        rotation = rope.at(positions)
+        parts.append([torch.unflatten(each, 0, (-1, KEY_SPAN)).mean(1) for each in (rotation.cosines, rotation.sines)])
+    cosines, sines = (torch.cat(each) for each in zip(*parts, strict=True))
     return Rotation(cosines, sines)

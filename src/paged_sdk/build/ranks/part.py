@@ -67,6 +67,7 @@ class ModelPart:
             (num_blocks,) = group.receive_message()
             config = evolve(self.config, num_blocks=num_blocks)
         backend = storage.make(config.num_blocks)
+        del storage  # it holds key offsets up to the longest context, of which the pool may need few
         fused = fuse(model, backend, settings)
         path = None
         if group.is_on_devices:
