@@ -188,9 +188,14 @@ def test_adapters_are_where_their_layers_are(checkpoint: Path, expected: list[st
 )
 def test_families(family: str, tmp_path: Path) -> None:
     """Biases of keys in FP8, windows and tied embeddings, experts."""
-    builder = builder_of(make_checkpoint(family, tmp_path), cache_type=PagedCacheType.F8E4M3)
-    topology = Topology.empty().with_range(range(1, 2), LayerTopology(device="meta:0"))
-    assert texts(builder.with_topology(topology)) == texts(builder)
+    checkpoint = make_checkpoint(family, tmp_path, num_hidden_layers=NUM_LAYERS)
+    builder = builder_of(checkpoint, cache_type=PagedCacheType.F8E4M3)
+    there, divided = (
+        Topology.empty().with_range(layers, LayerTopology(device="meta:0"))
+        for layers in (range(NUM_LAYERS), range(1, 2))
+    )
+    # With all layers on the CPU, FP8's key offsets would be measured.
+    assert texts(builder.with_topology(divided)) == texts(builder.with_topology(there))
 
 
 @pytest.mark.parametrize("place", ["the last layers", "in turns, head and embeddings"])
@@ -410,8 +415,11 @@ def test_texts_that_outgrow_longrope_s_context(tmp_path: Path) -> None:
         "max_position_embeddings": 512,
     }
     builder = builder_of(make_checkpoint("phi3", tmp_path, **config))
-    topology = Topology.empty().with_range(range(1, 2), LayerTopology(device="meta:0"))
-    assert texts(builder.with_topology(topology)) == texts(builder)
+    there, divided = (
+        Topology.empty().with_range(layers, LayerTopology(device="meta:0")) for layers in (range(8), range(1, 2))
+    )
+    # With all layers on the CPU, FP8's key offsets would be measured.
+    assert texts(builder.with_topology(divided)) == texts(builder.with_topology(there))
 
 
 @pytest.mark.long
