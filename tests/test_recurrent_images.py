@@ -28,12 +28,12 @@ from paged_sdk import (
     PagedAttentionMeta,
     RequestBuilder,
     SamplingParams,
-    SpeculativeConfig,
     TextModelBuilder,
     VisionModelBuilder,
 )
 from paged_sdk.build import vision
 from paged_sdk.vision.encoder import _shrink_text, load_encoder
+from test_recurrent_models import REFUSED
 from tiny_vision import VISION_FAMILIES, encoder_inputs, make_vision_checkpoint, picture, reference_answer
 
 pytestmark = pytest.mark.anyio
@@ -270,16 +270,7 @@ async def test_adapters_are_merged_weights(tmp_path: Path) -> None:
         assert [text_of(each) for each in await model.send_chat_requests(requests)] == expected
 
 
-@pytest.mark.parametrize(
-    ("change", "setting"),
-    [
-        (lambda builder: builder.with_speculation(SpeculativeConfig(gamma=2)), "with_speculation"),
-        (lambda builder: builder.without_paged_attn().with_prefix_cache_n(4), "with_prefix_cache_n"),
-        (lambda builder: builder.with_prefix_cache_dir("never_made"), "with_prefix_cache_dir"),
-        (lambda builder: builder.with_tensor_parallel(2), "with_tensor_parallel"),
-        (lambda builder: builder.with_batch_invariance(), "with_batch_invariance"),
-    ],
-)
+@pytest.mark.parametrize(("change", "setting"), REFUSED)
 async def test_what_is_refused(dense: Path, change: Any, setting: str) -> None:
     with pytest.raises(ConfigError, match="recurrent layers") as refused:
         await change(builder_of(dense)).build()

@@ -65,6 +65,14 @@ TARGETS: Final = (
 )
 """The last parts of the names of layers that adapters change: of all kinds of layers."""
 GREEDY: Final = SamplingParams(temperature=0.0, max_len=NUM_TOKENS, ignore_eos=True)
+REFUSED: Final[tuple[tuple[Any, str], ...]] = (
+    (lambda builder: builder.with_speculation(SpeculativeConfig(gamma=2)), "with_speculation"),
+    (lambda builder: builder.without_paged_attn().with_prefix_cache_n(4), "with_prefix_cache_n"),
+    (lambda builder: builder.with_prefix_cache_dir("never_made"), "with_prefix_cache_dir"),
+    (lambda builder: builder.with_tensor_parallel(2), "with_tensor_parallel"),
+    (lambda builder: builder.with_batch_invariance(), "with_batch_invariance"),
+)
+"""Settings that do not go together with recurrent layers, and how errors name them."""
 
 
 @pytest.fixture(scope="module", params=["lfm2", pytest.param("qwen3_5_text", marks=pytest.mark.long)])
@@ -287,16 +295,7 @@ async def test_embeddings_and_scores(checkpoint: Path) -> None:
             assert score.logprob == pytest.approx(float(expected), abs=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("change", "setting"),
-    [
-        (lambda builder: builder.with_speculation(SpeculativeConfig(gamma=2)), "with_speculation"),
-        (lambda builder: builder.without_paged_attn().with_prefix_cache_n(4), "with_prefix_cache_n"),
-        (lambda builder: builder.with_prefix_cache_dir("never_made"), "with_prefix_cache_dir"),
-        (lambda builder: builder.with_tensor_parallel(2), "with_tensor_parallel"),
-        (lambda builder: builder.with_batch_invariance(), "with_batch_invariance"),
-    ],
-)
+@pytest.mark.parametrize(("change", "setting"), REFUSED)
 async def test_what_is_refused(lfm2: Path, change: Any, setting: str) -> None:
     with pytest.raises(ConfigError, match="recurrent layers") as refused:
         await change(builder_of(lfm2)).build()

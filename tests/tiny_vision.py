@@ -99,6 +99,7 @@ _QWEN35_TEXT: Final[dict[str, Any]] = {
         "mrope_interleaved": True,
     },
 }
+_QWEN_SETTINGS: dict[str, Any] = {"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}}
 _QWEN3_VISION: Final[dict[str, Any]] = {
     "depth": 3,
     "hidden_size": 32,
@@ -191,7 +192,7 @@ VISION_FAMILIES: Final[dict[str, _Family]] = {
             "image_token_id": _IMAGE_TOKEN,
         },
         processor="Qwen2VLImageProcessorPil",
-        settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
+        settings=_QWEN_SETTINGS,
         placeholder="<|vision_start|><image><|vision_end|>",
     ),
     "gemma3": _Family(
@@ -229,7 +230,7 @@ VISION_FAMILIES: Final[dict[str, _Family]] = {
             "image_token_id": _IMAGE_TOKEN,
         },
         processor="Qwen2VLImageProcessorPil",
-        settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
+        settings=_QWEN_SETTINGS,
         placeholder="<|vision_start|><image><|vision_end|>",
     ),
     "qwen3_5": _Family(
@@ -239,7 +240,7 @@ VISION_FAMILIES: Final[dict[str, _Family]] = {
             "image_token_id": _IMAGE_TOKEN,
         },
         processor="Qwen2VLImageProcessorPil",
-        settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
+        settings=_QWEN_SETTINGS,
         placeholder="<|vision_start|><image><|vision_end|>",
         is_recurrent=True,
     ),
@@ -257,7 +258,7 @@ VISION_FAMILIES: Final[dict[str, _Family]] = {
             "image_token_id": _IMAGE_TOKEN,
         },
         processor="Qwen2VLImageProcessorPil",
-        settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
+        settings=_QWEN_SETTINGS,
         placeholder="<|vision_start|><image><|vision_end|>",
         is_recurrent=True,
     ),
@@ -306,7 +307,7 @@ VISION_FAMILIES: Final[dict[str, _Family]] = {
             "image_token_id": _IMAGE_TOKEN,
         },
         processor="Qwen2VLImageProcessorPil",
-        settings={"patch_size": 7, "size": {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}},
+        settings=_QWEN_SETTINGS,
         placeholder="<|vision_start|><image><|vision_end|>",
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paged_sdk.build.sizing import paging_asked, pool_asked
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.env import CACHE_TYPE, Environment
@@ -27,9 +28,8 @@ def check_cache_type(
     :param has_decoder: whether the model's family has a decoder here, or transformers runs it
     :raises ConfigError: it cannot
     """
-    paged = environment.paged_attn if settings.paged_attn is None else settings.paged_attn
-    meta = settings.paged_meta or environment.paged_meta
-    if paged is False or meta is None or meta.cache_type is not PagedCacheType.Q4:
+    meta = pool_asked(settings, environment)
+    if paging_asked(settings, environment) is False or meta is None or meta.cache_type is not PagedCacheType.Q4:
         return
     other = next((each for each in placement.devices if each.type != "cpu"), None)
     allowed = None

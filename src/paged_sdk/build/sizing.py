@@ -15,7 +15,7 @@ from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.errors import ConfigError
 from paged_sdk.logs import get_logger
 
-__all__ = ["resolve_draft", "resolve_engine_config", "resolve_max_model_len"]
+__all__ = ["paging_asked", "pool_asked", "resolve_draft", "resolve_engine_config", "resolve_max_model_len"]
 
 _log = get_logger(__name__)
 
@@ -96,6 +96,16 @@ def resolve_draft(settings: BuildSettings, environment: Environment) -> DraftSou
     return DraftSource(model=model, settings=BuildSettings())
 
 
+def paging_asked(settings: BuildSettings, environment: Environment) -> bool | None:
+    """Return whether paged attention is asked for or forbidden; None: neither."""
+    return environment.paged_attn if settings.paged_attn is None else settings.paged_attn
+
+
+def pool_asked(settings: BuildSettings, environment: Environment) -> PagedAttentionMeta | None:
+    """Return the settings of the pool that are asked for, should KV be paged; None: the defaults."""
+    return settings.paged_meta or environment.paged_meta
+
+
 def _gamma(settings: BuildSettings, environment: Environment) -> int:
     if settings.gamma is not None:
         return settings.gamma
@@ -106,11 +116,11 @@ def _paged_meta(
     settings: BuildSettings, environment: Environment, devices: Sequence[torch.device]
 ) -> PagedAttentionMeta | None:
     """Return the settings of the pool, or None for contiguous KV."""
-    asked = settings.paged_attn if settings.paged_attn is not None else environment.paged_attn
+    asked = paging_asked(settings, environment)
     device = next((each for each in devices if each.type not in PAGED_BY_DEFAULT), None)
     if asked is None and device is not None:
         _log.info("paged attention is off by default on %s; %s=on or with_paged_attn() turn it on", device, PAGED_ATTN)
         return None
     if asked is False:
         return None
-    return settings.paged_meta or environment.paged_meta or PagedAttentionMeta()
+    return pool_asked(settings, environment) or PagedAttentionMeta()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from paged_sdk.attention.recurrent import state_bytes
+from paged_sdk.build.sizing import paging_asked
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
@@ -29,11 +30,10 @@ def check_stateful(
     """
     if not shape.recurrent_layers:
         return
-    paged = environment.paged_attn if settings.paged_attn is None else settings.paged_attn
     asked: tuple[str, object] = ("with_prefix_cache_n", settings.prefix_cache_n)
     if settings.prefix_cache_n is None:
         asked = (PREFIX_CACHE_N, environment.prefix_cache_n)
-    if paged is False and asked[1]:
+    if paging_asked(settings, environment) is False and asked[1]:
         reason = f"{shape.model_type} has recurrent layers, whose states are kept for paged KV only"
         raise ConfigError.of(*asked, f"0 without paged attention: {reason}")
     drafts: Sequence[tuple[str, object]] = (
