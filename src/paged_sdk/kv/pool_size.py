@@ -69,9 +69,12 @@ class DeviceMemory:
     free: int
 
 
-def fp8_scale_bytes(*, num_layers: int, num_kv_heads: int) -> int:
-    """Return the bytes of scales per token of an f8e4m3 cache: one float32 per layer, KV head, and K or V."""
-    return 2 * num_layers * num_kv_heads * SCALE_BYTES
+def fp8_scale_bytes(kv_heads_per_token: int) -> int:
+    """Return the bytes of scales per token of an f8e4m3 cache: one float32 per layer, KV head, and K or V.
+
+    :param kv_heads_per_token: KV heads of all layers
+    """
+    return 2 * kv_heads_per_token * SCALE_BYTES
 
 
 def q4_scale_bytes(elements_per_token: int) -> int:

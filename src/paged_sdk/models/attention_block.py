@@ -10,7 +10,7 @@ from paged_sdk.kernels.rotary import Rotation, side_by_side_to_halves
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import Norm
 from paged_sdk.models.family import TensorNames
-from paged_sdk.models.norms import SharedWholeNorms, WholeNorms, load_qk_norm
+from paged_sdk.models.norms import SharedWholeNorms, WholeNorms, load_qk_norm, load_value_norm
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.parallel.shard import WHOLE, Shard
 from paged_sdk.quant.linear import Linear
@@ -21,8 +21,10 @@ __all__ = ["AttentionBlock", "load_attention_block"]
 class AttentionBlock:
     """Runs grouped-query attention.
 
-    :param qkv: projects to queries, keys and values of all heads, in this order
+    :param qkv: projects to queries, keys and values of all heads, in this order; without values if keys are values, and
+        to queries only in a layer that attends over another layer's keys
     :param qk_norm: norms queries and keys, ``[num_tokens, num_heads + num_kv_heads, head_dim]``; None: no norm
+    :param value_norm: norms values; None: no norm
     :param sinks: an additional attention logit per head that has no value, ``[num_heads]`` float32; None: no sinks
     :param shard: which of the config's heads are computed here
     """
@@ -35,6 +37,7 @@ class AttentionBlock:
         qkv: Linear,
         output: Linear,
         qk_norm: Norm | WholeNorms | SharedWholeNorms | None,
+        value_norm: Norm | None = None,
         sinks: Tensor | None = None,
         shard: Shard = WHOLE,
     ) -> None:
@@ -43,9 +46,13 @@ class AttentionBlock:
         self.qk_norm = qk_norm
         self.sinks = sinks
         self._layer = layer
-        self._head_dim = config.head_dim
         own = shard.local(config)
-        self._num_qk_heads = own.num_heads + own.num_kv_heads
+        shape = own.layer(layer)
+        assert value_norm is not None or not shape.keys_as_values, "keys are rotated in place"
+        self.value_norm = value_norm
+        self._shape = shape
+        self._num_heads = own.num_heads
+        self._num_qk_heads = own.num_heads + shape.num_kv_heads
         self._rope = config.ropes[layer]
         self._clip = config.qkv_clip
         self._num_gates = own.num_heads if config.attention_gate else 0
@@ -61,16 +68,24 @@ class AttentionBlock:
         :param x: ``[num_tokens, hidden_size]``
         :param rotation: the rotary embedding's cosines and sines at the tokens' positions
         """
-        heads = torch.unflatten(self.qkv.forward(x, ctx), -1, (-1, self._head_dim))
+        heads = torch.unflatten(self.qkv.forward(x, ctx), -1, (-1, self._shape.head_dim))
         gates, heads = self._without_gates(heads)
         query_key, value = heads[:, : self._num_qk_heads], heads[:, self._num_qk_heads :]
+        if self._shape.keys_as_values:
+            value = query_key[:, self._num_heads :]
         if self.qk_norm is not None:
             query_key = self.qk_norm.forward(query_key)
+        if self.value_norm is not None:
+            value = self.value_norm.forward(value)
         if self._clip is not None:
             query_key, value = (each.clamp(-self._clip, self._clip) for each in (query_key, value))
         if self._rope.interleaved:
             query_key = side_by_side_to_halves(query_key, self._rope.rotary_dim)
-        attended = ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation, self.sinks)
+        if self._shape.kv_layer is None:
+            attended = ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation, self.sinks)
+        else:
+            rotation.rotate_(query_key)
+            attended = ctx.attention.attend(self._layer, query_key, self.sinks)
         if gates is not None:
             attended = attended * gates.sigmoid()
         return self.output.forward(attended.flatten(1), ctx)
@@ -91,8 +106,9 @@ def load_attention_block(
     :param prefix: prefix of the layer's tensor names
     :raises CheckpointError: a tensor is missing or has another shape
     """
-    head_dim, shard = config.head_dim, loader.shard
-    query_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    shape, shard = config.layer(layer), loader.shard
+    head_dim, num_kv = shape.head_dim, 0 if shape.kv_layer is not None else 1 if shape.keys_as_values else 2
+    query_size, kv_size = config.num_heads * head_dim, shape.num_kv_heads * head_dim
     num_per_head = 2 if config.attention_gate else 1
     own, own_kv = shard.of_heads(num_per_head * head_dim), shard.of_kv_heads(head_dim)
     sinks = loader.tensor(f"{prefix}self_attn.sinks", config.num_heads).float() if config.attention_sinks else None
@@ -100,12 +116,12 @@ def load_attention_block(
         config,
         layer,
         qkv=loader.linear(
-            [prefix + name for name in names.qkv],
+            [prefix + name for name in names.qkv[: 1 + num_kv]],
             in_features=config.hidden_size,
-            out_features=(num_per_head * query_size, kv_size, kv_size),
+            out_features=(num_per_head * query_size, *[kv_size] * num_kv),
             bias=config.qkv_bias,
             order=_order(config),
-            rows=(own, own_kv, own_kv),
+            rows=(own, *[own_kv] * num_kv),
         ),
         output=loader.linear(
             [prefix + names.output],
@@ -114,7 +130,8 @@ def load_attention_block(
             bias=config.output_bias,
             cols=lambda each: each.of_heads(head_dim),
         ),
-        qk_norm=load_qk_norm(loader, config, names, prefix),
+        qk_norm=load_qk_norm(loader, config, names, prefix, layer),
+        value_norm=load_value_norm(loader, config, head_dim) if config.value_norm and num_kv else None,
         sinks=None if sinks is None else sinks[shard.of_heads(1)].contiguous(),
         shard=shard,
     )

@@ -15,6 +15,7 @@ from paged_sdk.models.attention_block import AttentionBlock, load_attention_bloc
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.gated_delta_block import load_gated_delta_block
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
+from paged_sdk.models.layer_inputs import LayerInputBlock, load_layer_input_block
 from paged_sdk.models.moe_mlp import MoeMlp, load_moe_mlp
 from paged_sdk.models.norms import load_norm
 from paged_sdk.models.plain_mlp import PlainMlp, load_plain_mlp
@@ -53,6 +54,8 @@ class DecoderLayer:
     :param mlp_output_norm: norm of the MLP's output before its residual addition (gemma)
     :param beside_norm: norm before a parallel MLP (falcon); None: the MLP shares attention's norm
     :param residual_scale: factor of the attention and MLP outputs before their addition; None: 1
+    :param layer_input: adds what the layer has of a token besides its embedding; None: nothing
+    :param scale: multiplies the residual stream after the layer, ``[1]``; None: 1
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class DecoderLayer:
         mlp_output_norm: Norm | None = None,
         beside_norm: Norm | None = None,
         residual_scale: float | None = None,
+        layer_input: LayerInputBlock | None = None,
+        scale: Tensor | None = None,
     ) -> None:
         self.mixer = mixer
         self.mlp = mlp
@@ -74,6 +79,8 @@ class DecoderLayer:
         self.mlp_norm = mlp_norm
         self.mlp_output_norm = mlp_output_norm
         self.beside_norm = beside_norm
+        self.layer_input = layer_input
+        self.scale = scale
         self._residual_scale = residual_scale
 
     @property
@@ -84,8 +91,8 @@ class DecoderLayer:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """Return the linear layers without adapter wrappers: query-key-value, attention output, and an MLP's
-        gate-and-up or up, and down. Experts are not included.
+        """Return the linear layers without adapter wrappers: query-key-value, attention output, an MLP's gate-and-up or
+        up, and down, and those of the layer's own input. Experts are not included.
         """
         return tuple(linear.base if isinstance(linear, AdaptableLinear) else linear for linear in self._linears())
 
@@ -103,7 +110,7 @@ class DecoderLayer:
                 own += [mlp.gate_up, mlp.down]
             case PlainMlp() as mlp:
                 own += [mlp.up, mlp.down]
-        return own
+        return own if self.layer_input is None else [*own, *self.layer_input.linears]
 
     def forward(
         self, normed: Tensor, residual: Tensor, rotation: Rotation, ctx: StepContext, next_norm: Norm
@@ -121,8 +128,15 @@ class DecoderLayer:
                 normed = self.beside_norm.forward(residual)
             return next_norm.add_and_forward(attended.add_(self.mlp.forward(normed, ctx)), residual)
         normed, residual = self.mlp_norm.add_and_forward(self._added(attended, self.attention_output_norm), residual)
-        transformed = self.mlp.forward(normed, ctx)
-        return next_norm.add_and_forward(self._added(transformed, self.mlp_output_norm), residual)
+        transformed = self._added(self.mlp.forward(normed, ctx), self.mlp_output_norm)
+        if self.layer_input is None and self.scale is None:
+            return next_norm.add_and_forward(transformed, residual)
+        residual += transformed
+        if self.layer_input is not None:
+            residual += self.layer_input.forward(residual, ctx)
+        if self.scale is not None:
+            residual *= self.scale
+        return next_norm.forward(residual), residual
 
     def _added(self, branch: Tensor, norm: Norm | None) -> Tensor:
         """Return the output of attention or MLP as it is added to the residual stream: normed and scaled."""
@@ -145,7 +159,7 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
         mlp = load_moe_mlp(loader, config, config.moe, names, prefix)
     elif config.gated_mlp:
         gate_up = [prefix + name for name in names.gate_up]
-        size, bias = config.intermediate_size, config.mlp_bias
+        size, bias = config.layer(layer).intermediate_size, config.mlp_bias
         mlp = load_gated_mlp(loader, config, gate_up, prefix + names.down, size=size, bias=bias)
     else:
         mlp = load_plain_mlp(loader, config, names, prefix)
@@ -162,7 +176,14 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
         mlp_output_norm=norm(names.norms.mlp_output) if config.sandwich_norms else None,
         beside_norm=None if beside_name is None else norm(beside_name),
         residual_scale=config.residual_scale,
+        layer_input=load_layer_input_block(loader, config, prefix, layer),
+        scale=_load_scale(loader, f"{prefix}layer_scalar") if config.layer_scales else None,
     )
+
+
+def _load_scale(loader: WeightLoader, name: str) -> Tensor:
+    """Load a layer's scale, which is 1 if the checkpoint has none."""
+    return loader.tensor(name, 1) if name in loader else loader.ones(1)
 
 
 def _load_mixer(loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int) -> Mixer:

@@ -110,6 +110,10 @@ class WeightLoader:
         self._loaded(name)
         return tensor
 
+    def ones(self, *shape: int) -> Tensor:
+        """Return a tensor of ones in place of one that the checkpoint lacks."""
+        return torch.ones(shape, dtype=self._dtype, device=self._device)
+
     def linear(
         self,
         names: Sequence[str],
