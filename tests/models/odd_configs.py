@@ -279,5 +279,8 @@ def reference_of(config: dict[str, Any], directory: Path) -> PreTrainedModel:
                 parameter.data.add_(torch.randn_like(parameter) * 0.2)
             if name.endswith("q_norm.weight"):
                 parameter.data.add_(2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):  # ones, otherwise
+                buffer.uniform_(0.7, 1.3)
     built: PreTrainedModel = model.float().eval()
     return built

@@ -28,6 +28,7 @@ __all__ = [
     "ranks_texts",
     "read_config",
     "supported_families",
+    "takes_images",
 ]
 
 
@@ -208,6 +209,7 @@ class NestedFamily:
     :ivar ties: default of the whole config's ``tie_word_embeddings``
     :ivar adapt: adapts the decoder's shape to the whole config
     :ivar unused: prefixes of the tensors that belong neither to the decoder nor to the encoder
+    :ivar images_elsewhere: returns whether transformers has to run a checkpoint for its images, by config.json
     """
 
     architectures: tuple[str, ...]
@@ -220,6 +222,7 @@ class NestedFamily:
     ties: bool = False
     adapt: Callable[[DecoderConfig, ConfigFields], DecoderConfig] = lambda shape, fields: shape
     unused: tuple[str, ...] = ()
+    images_elsewhere: Callable[[ConfigFields], bool] = lambda fields: False
 
     def resolve(self, fields: ConfigFields) -> DecoderFamily:
         """Return the decoder's family, adapted to the config and tensor names of this one.
@@ -291,6 +294,15 @@ def has_family(config: Mapping[str, Any]) -> bool:
     :param config: config.json's content
     """
     return _of_config(config) is not None
+
+
+def takes_images(config: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint's family, which it has, can serve its images; if not, transformers does.
+
+    :param config: config.json's content
+    """
+    family = _of_config(config)
+    return not (isinstance(family, NestedFamily) and family.images_elsewhere(ConfigFields(config)))
 
 
 def find_family(config: Mapping[str, Any]) -> DecoderFamily:
