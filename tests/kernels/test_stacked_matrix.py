@@ -22,7 +22,7 @@ def values() -> torch.Tensor:
 
 
 def parts_of(values: torch.Tensor) -> list[StoredMatrix]:
-    return [DenseMatrix(part) for part in torch.split(values, HEIGHTS)]
+    return [DenseMatrix(part) for part in torch.split(values, list(HEIGHTS))]
 
 
 @pytest.mark.parametrize("first", range(10))

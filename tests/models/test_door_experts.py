@@ -16,7 +16,16 @@ from transformers import PreTrainedModel
 
 import tiny
 from native_weights import needs_library, workspace
-from paged_sdk import IsqType
+from paged_sdk import (
+    BlockingModel,
+    ConfigError,
+    IsqType,
+    LayerTopology,
+    PagedAttentionMeta,
+    SamplingParams,
+    TextModelBuilder,
+    Topology,
+)
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
@@ -263,3 +272,51 @@ def test_experts_of_another_form_are_left_to_torch(tmp_path: Path, caplog: pytes
     lines = [record.message for record in caplog.records if "multiplied by torch" in record.message]
     assert len(lines) == 1
     assert "JetMoeParallelExperts" in lines[0]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("experts")
+    tiny_model("solar_open", vocab_size=tiny.VOCAB_SIZE, max_position_embeddings=512).save_pretrained(path)
+    tiny.tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+def answers(builder: TextModelBuilder) -> list[tuple[str, int]]:
+    """Return three texts generated side by side, and how many tokens of their prompts were cached."""
+    sampling = SamplingParams(temperature=0, max_len=12, ignore_eos=True)
+    prompts = ["Once upon a time there was a small engine that could", "Once upon a time there was a dog", "Why?"]
+    with BlockingModel(builder.build()) as model:
+        for _ in range(2):
+            made = [model.send_completion_request(prompt, sampling=sampling) for prompt in prompts]
+    details = [each.usage.prompt_tokens_details for each in made]
+    return [
+        (each.choices[0].text, 0 if detail is None else detail.cached_tokens)
+        for each, detail in zip(made, details, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("isq", [None, IsqType.Q4_0])
+def test_settings_of_the_engine(isq: IsqType | None, directory: Path) -> None:
+    """Whatever holds keys and values, experts say the same, chunk by chunk and with cached prefixes; quantized, backends
+    compute attention with other codes, so that only the beginning is the same.
+    """
+    builder = TextModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
+    builder = builder if isq is None else builder.with_isq(isq)
+    expected = answers(builder.with_paged_attn(PagedAttentionMeta(block_size=16)))
+    assert expected[0][1] > 0
+    small = builder.with_paged_attn(PagedAttentionMeta(block_size=8)).with_max_num_batched_tokens(16)
+    for other in (builder.without_paged_attn(), small.with_max_num_seqs(2)):
+        for (text, _), (due, _) in zip(answers(other), expected, strict=True):
+            assert text == due if isq is None else text[:2] == due[:2]
+
+
+def test_topology_that_selects_no_expert_is_refused(directory: Path) -> None:
+    builder = TextModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
+    for expression, fits in ((r"experts\.3\.down_proj", True), (r"experts\.9\.down_proj", False)):
+        topology = Topology.empty().with_regex(expression, LayerTopology(isq=IsqType.Q8_0))
+        if fits:
+            assert len(answers(builder.with_topology(topology))) == 3
+            continue
+        with pytest.raises(ConfigError, match="name of a tensor"):
+            BlockingModel(builder.with_topology(topology).build())
