@@ -93,6 +93,7 @@ def load_expert_branch(loader: WeightLoader, config: DecoderConfig, moe: MoeConf
             loader,
             ExpertTensors(
                 block=f"{prefix}experts",
+                stacked=(f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj"),
                 gate="gate_proj",
                 up="up_proj",
                 down="down_proj",

@@ -287,7 +287,7 @@ class WeightLoader:
         *,
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
-        activation: GatedActivation,
+        activation: GatedActivation = "silu",
     ) -> Experts:
         """Make a layer's experts from matrices that have been read.
 

@@ -10,6 +10,7 @@ from typing import Any
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.weights.gguf.encoders import ENCODERS
 from paged_sdk.weights.gguf.families import FAMILIES, biases_of, delta_config, norm_eps
+from paged_sdk.weights.gguf.gemma4 import gemma4_config
 from paged_sdk.weights.gguf.model import GgufModel
 from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
 from paged_sdk.weights.gguf.tensor import GgufTensor
@@ -23,7 +24,9 @@ GEMMA3_PERIOD, GEMMA3_LOCAL_THETA = 6, 10_000.0
 _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 
 # Architectures that may have experts, and MoE keys of other architectures, which are refused.
-_MIXTURES = frozenset({"llama", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe"})
+_MIXTURES = frozenset(
+    {"llama", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe", "gemma4"}
+)
 _SHARES = frozenset({"qwen2moe", "qwen3next", "qwen35moe"})  # of these, those with a shared expert
 _SHARED_SIZE = "expert_shared_feed_forward_length"
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", _SHARED_SIZE)
@@ -36,7 +39,12 @@ _PARTLY_ROTATED = frozenset({"phi3", "glm4", "nemotron", "phi2", "stablelm", "qw
 _DIVISORS = "rope_freqs.weight"
 _LONGROPE_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")
 _ROPE_TENSORS = MappingProxyType(
-    {"llama": (_DIVISORS, *_LONGROPE_TENSORS), "phi3": _LONGROPE_TENSORS, "exaone4": (_DIVISORS,)}
+    {
+        "llama": (_DIVISORS, *_LONGROPE_TENSORS),
+        "phi3": _LONGROPE_TENSORS,
+        "exaone4": (_DIVISORS,),
+        "gemma4": (_DIVISORS,),
+    }
 )
 
 _QKV = ("attn_q", "attn_k", "attn_v")
@@ -157,7 +165,7 @@ def _mlp_size(model: GgufModel) -> int:
     """Return the width of dense MLPs; files of qwen35moe, which has none, state that of an expert alone."""
     if model.architecture == "qwen35moe" and model.metadata.get("qwen35moe.feed_forward_length") is None:
         return model.integer("expert_feed_forward_length")
-    return model.integer("feed_forward_length")
+    return model.of_layers("feed_forward_length")[0]
 
 
 def _biases(model: GgufModel) -> dict[str, Any]:
@@ -376,6 +384,7 @@ _FAMILIES: Mapping[str, Callable[[GgufModel], dict[str, Any]]] = MappingProxyTyp
         "gemma2": _gemma2,
         "gemma3": _gemma3,
         "gemma-embedding": _gemma_embedding,
+        "gemma4": gemma4_config,
         **FAMILIES,
         **ENCODERS,
     }
