@@ -187,6 +187,10 @@ class _Collector:
         self._squares: dict[str, _Squares] = {}
         for index, layer in enumerate(model.layers):
             self._watch_layer(f"blk.{index}.", layer, architecture)
+        if model.layer_inputs is not None:
+            inputs = model.layer_inputs
+            squares = self._of(["per_layer_model_proj.weight"], inputs.projection.in_features)
+            inputs.projection = _WatchedLinear(inputs.projection, squares)
         if not model.config.tie_embeddings:
             model.head = _WatchedLinear(model.head, self._of(["output.weight"], model.head.in_features))
 
@@ -224,6 +228,12 @@ class _Collector:
             names = apart if self._own_names.issuperset(apart) else ("attn_qkv",)
             attention.qkv = self._watched(prefix, names, attention.qkv)
             attention.output = self._watched(prefix, ("attn_output",), attention.output)
+        if layer.layer_input is not None:
+            layer.layer_input.gate = self._watched(prefix, ("inp_gate",), layer.layer_input.gate)
+            layer.layer_input.output = self._watched(prefix, ("proj",), layer.layer_input.output)
+        if layer.expert_branch is not None:
+            what = type(layer.expert_branch).__name__
+            raise UnsupportedArchitectureError(f"importance cannot be collected in a {what}", architecture=architecture)
         if isinstance(mlp, GatedMlp):
             self._watch_mlp(prefix, mlp, "")
         elif isinstance(mlp, PlainMlp):
