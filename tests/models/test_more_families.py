@@ -41,6 +41,14 @@ _COMMON: Final[dict[str, Any]] = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
+LATENT: Final[dict[str, Any]] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+}
 # By ``model_type``: what makes each itself, small enough that a prompt of a few dozen tokens passes every window.
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "gemma": {},
@@ -75,9 +83,10 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "mpt": {"max_seq_len": 512, "attn_config": {"clip_qkv": 4.0}},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 4.0},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24, "swiglu_limit": 2.0},
+    "youtu": LATENT,
     "phimoe": {"num_local_experts": 4, "router_jitter_noise": 0.4, "lm_head_bias": True, "attention_bias": True},
 }
-NOT_FUSED: Final = ("phimoe", "falcon", "falcon with groups", "falcon with alibi", "bloom", "mpt")
+NOT_FUSED: Final = ("phimoe", "falcon", "falcon with groups", "falcon with alibi", "bloom", "mpt", "youtu")
 """Families whose layers the native decoder does not compute."""
 PROMPT: Final = random_prompt(60)
 
