@@ -1,0 +1,125 @@
+"""Pages whose keys are the values, too, as latent attention keeps them: every backend, against attention written out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attrs import evolve
+from naive_attention import CPU, Text, naive_attention, shape
+from test_backends import LENGTHS, STEPS, TOLERANCE, make_backend, poisoned, run, tables
+from test_native_paged import NATIVE_DTYPES, attended, native
+
+from native_weights import needs_library
+from paged_sdk.attention.contiguous import ContiguousBackend
+from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.attention.pool_settings import PoolSettings
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.latent_attention import LatentAttentionConfig
+from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.kernels.attention_inputs import LayerCache, Precision
+
+
+def latent_shape(*, num_heads: int = 4, rank: int = 48, num_layers: int = 1) -> DecoderConfig:
+    """Describe a decoder with latent attention, of which only the attention is used."""
+    latent = LatentAttentionConfig(rank=rank, rope_dim=16, nope_dim=16, value_dim=16)
+    plain = shape(num_heads=num_heads, num_kv_heads=1, head_dim=latent.key_dim, windows=(None,) * num_layers)
+    return evolve(plain, latent=latent)
+
+
+class LatentText(Text):
+    """Holds a sequence whose keys are its values."""
+
+    def __init__(self, config: DecoderConfig, length: int, *, seed: int, dtype: torch.dtype, spread: float = 3) -> None:
+        super().__init__(config, length, seed=seed, dtype=dtype, spread=spread)
+        self.value = self.key
+        self.expected = torch.stack(
+            [naive_attention(config, layer, self.query[layer], key, key) for layer, key in enumerate(self.key)]
+        )
+
+
+def texts(config: DecoderConfig, dtype: torch.dtype) -> list[LatentText]:
+    return [LatentText(config, length, seed=length, dtype=dtype) for length in LENGTHS]
+
+
+@pytest.mark.parametrize("block_size", [7, 16])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_torchs_pages(dtype: torch.dtype, block_size: int) -> None:
+    config = latent_shape(num_layers=2)
+    backend, own = poisoned(config, block_size, dtype), texts(config, dtype)
+    assert max(run(backend, own, step, tables(block_size)) for step in STEPS) < TOLERANCE[dtype]
+
+
+def test_contiguous_keys() -> None:
+    config = latent_shape(num_layers=2)
+    (backend, kv_ids), own = make_backend(config, paged=False), texts(config, torch.float64)
+    assert max(run(backend, own, step, kv_ids) for step in STEPS) < 1e-12
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES)
+@pytest.mark.parametrize(("num_heads", "rank"), [(4, 48), (16, 512), (20, 48), (1, 64)])
+def test_native_pages(num_heads: int, rank: int, dtype: torch.dtype) -> None:
+    config = latent_shape(num_heads=num_heads, rank=rank)
+    backend, own = native(config, dtype=dtype), texts(config, dtype)
+    assert max(run(backend, own, step, tables(16)) for step in STEPS) < TOLERANCE[dtype]
+
+
+@needs_library
+@pytest.mark.parametrize("precision", [Precision.BFLOAT16, Precision.INT8])
+def test_a_rounded_result_depends_on_no_batch_or_table(precision: Precision) -> None:
+    """Decodes, several tokens at once and other texts beside them: the same bits."""
+    config = latent_shape(num_heads=16, rank=48)
+    own = texts(config, torch.bfloat16)
+    decodes = tuple({i: 1} for i, length in enumerate(LENGTHS) for _ in range(length))
+    together = tuple({i: 1 for i, length in enumerate(LENGTHS) if length > at} for at in range(max(LENGTHS)))
+    drafts = tuple({i: min(5, length - at)} for i, length in enumerate(LENGTHS) for at in range(0, length, 5))
+    expected = attended(native(config, dtype=torch.bfloat16, precision=precision), own, decodes, tables(16))
+    for seed, steps in enumerate((together, drafts)):
+        got = attended(native(config, dtype=torch.bfloat16, precision=precision), own, steps, tables(16, seed=seed))
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    errors = [(a.double() - text.expected[0]).abs().max() for a, text in zip(expected, own, strict=True)]
+    assert max(errors) < TOLERANCE[torch.bfloat16]
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES)
+def test_8_bit_keys_are_those_of_torch(dtype: torch.dtype) -> None:
+    config, kind = latent_shape(num_heads=16), PagedCacheType.F8E4M3
+    own = texts(config, dtype)
+    settings = PoolSettings(block_size=16, dtype=dtype, device=CPU, cache_type=kind)
+    made = attended(native(config, dtype=dtype, cache_type=kind), own, STEPS, tables(16))
+    expected = attended(PagedBackend(config, settings, 256), own, STEPS, tables(16))
+    for got, other, text in zip(made, expected, own, strict=True):
+        torch.testing.assert_close(got, other, rtol=0, atol=TOLERANCE[dtype])
+        error = (other.double() - text.expected[0]).norm() / text.expected[0].norm()
+        assert 1e-3 < error < 0.1
+
+
+@pytest.mark.parametrize("cache_type", [PagedCacheType.AUTO, PagedCacheType.F8E4M3])
+def test_a_pool_has_one_vector_per_token_and_layer(cache_type: PagedCacheType) -> None:
+    config = latent_shape(num_layers=3)
+    settings = PoolSettings(block_size=16, dtype=torch.bfloat16, device=CPU, cache_type=cache_type)
+    backend = PagedBackend(config, settings, 8)
+    per_vector = {PagedCacheType.AUTO: 64 * 2, PagedCacheType.F8E4M3: 64 + 4}[cache_type]
+    assert config.kv_elements_per_token == 3 * 64
+    assert config.kv_vectors_per_token == 3
+    assert backend.num_bytes == 8 * 16 * 3 * per_vector
+    assert len(backend.block_tensors) == 3 * (1 if cache_type is PagedCacheType.AUTO else 2)
+
+
+def test_copied_blocks_and_slots_are_whole() -> None:
+    config = latent_shape()
+    paged, contiguous = poisoned(config, 16, torch.float64), ContiguousBackend(config, dtype=torch.float64, device=CPU)
+    for backend, first, second in ((paged, [3, 4], [5, 6]), (contiguous, [0], [1])):
+        (text,) = (LatentText(config, 30, seed=1, dtype=torch.float64),)
+        assert run(backend, [text], {0: 20}, [first]) < 1e-12
+        backend.copy([(source, target, 16 if len(first) > 1 else 20) for source, target in zip(first, second)])
+        backend.release(first)
+        assert run(backend, [text], {0: 10}, [second]) < 1e-12
+
+
+def test_keys_that_are_values_are_one_tensor() -> None:
+    key = torch.zeros(4, 16, 1, 64)
+    assert LayerCache(key, key).values_are_keys
+    assert not LayerCache(key, key.clone()).values_are_keys
+    assert len(LayerCache(key, key).tensors) == 1
