@@ -1,5 +1,5 @@
-"""Models with latent attention behind the public names: however their KV is kept, shared, cut and guessed, texts are those
-of transformers; and what they do not go together with is refused.
+"""Models with latent attention behind the public names: however their KV is kept, shared, cut and guessed, texts are
+those of transformers; and what they do not go together with is refused.
 """
 
 from __future__ import annotations

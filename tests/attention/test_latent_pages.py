@@ -1,4 +1,4 @@
-"""Pages whose keys are the values, too, as latent attention keeps them: every backend, against attention written out."""
+"""Pages whose keys are the values, too, as of latent attention: every backend, against attention written out."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ def test_copied_blocks_and_slots_are_whole() -> None:
     for backend, first, second in ((paged, [3, 4], [5, 6]), (contiguous, [0], [1])):
         (text,) = (LatentText(config, 30, seed=1, dtype=torch.float64),)
         assert run(backend, [text], {0: 20}, [first]) < 1e-12
-        backend.copy([(source, target, 16 if len(first) > 1 else 20) for source, target in zip(first, second)])
+        num_tokens = 16 if backend is paged else 20
+        backend.copy([(source, target, num_tokens) for source, target in zip(first, second, strict=True)])
         backend.release(first)
         assert run(backend, [text], {0: 10}, [second]) < 1e-12
 

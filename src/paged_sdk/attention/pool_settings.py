@@ -76,9 +76,7 @@ class PoolSettings:
         return LayerCache(key, value, k_scale, v_scale, offsets, basis)
 
 
-def _pair(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, is_one: bool
-) -> tuple[Tensor, Tensor]:
+def _pair(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, is_one: bool) -> tuple[Tensor, Tensor]:
     """Allocate a tensor for keys and one for values, or one for both."""
     key = torch.empty(shape, dtype=dtype, device=device)
     return key, key if is_one else torch.empty_like(key)

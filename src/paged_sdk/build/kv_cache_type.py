@@ -42,8 +42,8 @@ def check_cache_type(
         )
     elif shape.values_are_keys:
         allowed = (
-            f"auto or f8e4m3 for {shape.model_type}: 4-bit keys and values each need a basis of their own, and its keys "
-            "are the values, too"
+            f"auto or f8e4m3 for {shape.model_type}: 4-bit keys and values each need a basis of their own, and its "
+            "keys are the values, too"
         )
     elif shape.head_dim % GROUP:
         allowed = f"auto or f8e4m3 for {shape.model_type}, whose heads of {shape.head_dim} are no multiple of {GROUP}"

@@ -206,8 +206,8 @@ class DecoderConfig:
     :ivar head_bias: whether the output projection has a bias
     :ivar moe: mixture-of-experts layers; None: every layer has a dense MLP
     :ivar recurrent: per layer: what it computes instead of attention; None: attention. Empty: every layer has attention
-    :ivar latent: latent attention in all layers: ``num_kv_heads`` is 1, ``head_dim`` is that of the key that is kept, and
-        its value is the key itself; None: every head has keys and values
+    :ivar latent: latent attention in all layers: ``num_kv_heads`` is 1, ``head_dim`` is that of the key that is kept,
+        and the key is also the value; None: keys and values are kept
     :ivar bidirectional: whether tokens also attend to later tokens, within the window (encoders)
     :ivar num_image_layers: number of first layers after which image vectors are added to the residual stream
         (DeepStack of Qwen3-VL: Meng et al., 2024, arXiv 2406.04334)

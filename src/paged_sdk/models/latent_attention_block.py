@@ -107,7 +107,7 @@ def _of_each_head(heads: Tensor, matrices: Tensor) -> Tensor:
 def load_latent_attention_block(
     loader: WeightLoader, config: DecoderConfig, shape: LatentAttentionConfig, prefix: str, layer: int
 ) -> LatentAttentionBlock:
-    """Load one layer's latent attention. Of a divided model, each rank has some of the query heads, and all of the rest.
+    """Load one layer's latent attention. Of a divided model, each rank has some of the heads, and all latent vectors.
 
     :param prefix: prefix of the layer's tensor names
     :raises CheckpointError: a tensor is missing or has another shape

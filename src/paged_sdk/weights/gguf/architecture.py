@@ -24,8 +24,8 @@ TILED: Final = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_alpha", "ssm_beta", 
 """GGUF names, within ``blk.N.`` and without endings, of the tensors that have something of each value head."""
 
 LATENT_UP: Final = ("attn_k_b", "attn_v_b")
-"""GGUF names, within ``blk.N.`` and without endings, of each head's projections of latent vectors to keys, transposed, and
-to values."""
+"""GGUF names, within ``blk.N.`` and without endings, of each head's projections of latent vectors: to keys, transposed,
+and to values."""
 
 # Layers with this norm have one norm for attention and another for the parallel MLP.
 _SECOND_NORM = "blk.0.attn_norm_2.weight"
