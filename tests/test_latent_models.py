@@ -44,7 +44,18 @@ LATENT: Final = {
     "qk_nope_head_dim": 24,
     "v_head_dim": 20,
 }
-CONFIGS: Final[Mapping[str, dict[str, Any]]] = {"youtu": LATENT}
+CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
+    "youtu": LATENT,
+    "deepseek_v3": LATENT
+    | {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+    },
+}
 PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, [9] * 70, list(range(100, 133)))
 NUM_TOKENS: Final = 24
 TARGETS: Final = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "down_proj")
@@ -52,7 +63,7 @@ GREEDY: Final = SamplingParams(temperature=0.0, max_len=NUM_TOKENS, ignore_eos=T
 SCORED: Final = SamplingParams(temperature=0.0, max_len=1, prompt_logprobs=0)
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module", params=["youtu", pytest.param("deepseek_v3", marks=pytest.mark.long)])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family: str = request.param
     return make_other_checkpoint(family, tmp_path_factory.mktemp(family), **CONFIGS[family])
@@ -210,6 +221,7 @@ async def test_quantized_weights(checkpoint: Path) -> None:
     assert 0 < (plain - quantized).abs().mean() < 0.2 * plain.std()
 
 
+@pytest.mark.parametrize("checkpoint", ["youtu"], indirect=True)
 async def test_a_gguf_file_says_what_its_directory_says(checkpoint: Path, tmp_path: Path) -> None:
     file = write_gguf(checkpoint, tmp_path / "model.gguf", type="F32")
     texts = []
@@ -219,6 +231,7 @@ async def test_a_gguf_file_says_what_its_directory_says(checkpoint: Path, tmp_pa
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("checkpoint", ["youtu"], indirect=True)
 async def test_a_quantized_gguf_file(checkpoint: Path, tmp_path: Path) -> None:
     """The projections of latent vectors are decoded, and the other matrices stay as they are."""
     file = write_gguf(checkpoint, tmp_path / "model.gguf", type="Q8_0")
