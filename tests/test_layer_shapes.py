@@ -134,7 +134,9 @@ async def test_quantized_keys_say_nearly_the_same(
     async with builder_of(checkpoint).with_paged_attn(pool(1024, cache_type)).build() as model:
         made = await texts_of(model)
         assert await texts_of(model) == made
-    same = sum(own == other for text, judge in zip(made, expected, strict=True) for own, other in zip(text, judge, strict=True))
+    same = sum(
+        own == other for text, judge in zip(made, expected, strict=True) for own, other in zip(text, judge, strict=True)
+    )
     assert same > len(PROMPTS)  # a difference changes all that follows it
 
 

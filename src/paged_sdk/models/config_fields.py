@@ -59,6 +59,8 @@ _RANGES: Mapping[str, _Range] = MappingProxyType(
         "head_dim": _Range(1, 2**16),
         "global_head_dim": _Range(1, 2**16),
         "hidden_size_per_layer_input": _Range(0, 2**16),
+        **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), _Range(1, 2**16)),
+        **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), _Range(1, 2**16)),
         "max_position_embeddings": _Range(1, 2**27),
         "original_max_position_embeddings": _Range(1, 2**27),
         **dict.fromkeys(_EPSILONS, _Range(0, 1)),
