@@ -172,8 +172,8 @@ class Mamba:
         x, write, read = torch.split(self.inputs.double(), self.sizes, -1)
         x = torch.unflatten(x, -1, (HEADS, -1))
         size = F.softplus(self.steps.double() + self.step_bias)
-        groups = (torch.unflatten(each, -1, (GROUPS, -1)) for each in (write, read))
-        out = selective_scan(x, *groups, size, -self.rate * size, pool, rows) + x * self.skip.unsqueeze(-1)
+        write, read = (torch.unflatten(each, -1, (GROUPS, -1)) for each in (write, read))
+        out = selective_scan(x, write, read, size, -self.rate * size, pool, rows) + x * self.skip.unsqueeze(-1)
         gates = F.silu(self.gates.double())
         if self.gate_first or self.norm_weight is None:
             return self._normed(out.flatten(1) * gates)
@@ -230,8 +230,8 @@ def test_neither_cuts_nor_company_nor_threads_change_a_bit() -> None:
             inputs, gates = delta.inputs[tokens], delta.gates[tokens]
             outs[0][tokens] = conv.forward(inputs[:, :channels], pools[0], rows)
             outs[1][tokens] = delta.native.forward(inputs, delta.rates[tokens], gates, pools[1], rows)
-            own = (each[tokens] for each in (mamba.inputs, mamba.steps, mamba.gates))
-            outs[2][tokens] = mamba.native.forward(*own, pools[2], rows)
+            inputs, steps, gates = (each[tokens] for each in (mamba.inputs, mamba.steps, mamba.gates))
+            outs[2][tokens] = mamba.native.forward(inputs, steps, gates, pools[2], rows)
         return [*outs, *pools]
 
     whole = run([[(1, 0, 40), (2, 0, 20)]])

@@ -124,9 +124,7 @@ def test_gated_delta_rule_over_steps(name: str) -> None:
     assert pool[unused].isnan().all()
 
 
-def naive_scan(
-    x: Tensor, write: Tensor, read: Tensor, step: Tensor, log_decay: Tensor
-) -> tuple[Tensor, Tensor]:
+def naive_scan(x: Tensor, write: Tensor, read: Tensor, step: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
     """Follow the definition of the state space, token by token and head by head; return the outputs and the states."""
     outputs = torch.empty_like(x)
     states = torch.zeros(HEADS, STATE_SIZE, HEAD_DIM, dtype=x.dtype)
@@ -183,9 +181,9 @@ def test_strong_decay_of_a_state_space_loses_no_digits() -> None:
     )
     decay = -torch.linspace(1e-3, 32, 120 * HEADS, dtype=torch.float64).view(120, HEADS)
     pool = torch.zeros(1, HEADS, STATE_SIZE, HEAD_DIM)
-    own = [each.float() for each in (x, write, read, size, decay)]
-    out = selective_scan(*own, pool, rows_of([120], [0], [0]))
-    expected, states = naive_scan(*(each.double() for each in own))
+    x, write, read, size, decay = (each.float() for each in (x, write, read, size, decay))
+    out = selective_scan(x, write, read, size, decay, pool, rows_of([120], [0], [0]))
+    expected, states = naive_scan(*(each.double() for each in (x, write, read, size, decay)))
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=5e-6)
     torch.testing.assert_close(pool[0].double(), states, rtol=0, atol=5e-6)
 

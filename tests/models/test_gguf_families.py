@@ -294,18 +294,20 @@ def mamba_tensors(name: str, tensor: torch.Tensor, groups: int) -> dict[str, tor
     layer, own = f"blk.{name.split('.')[2]}", name.partition(prefix)[2]
     if own.startswith(("in_proj.", "out_proj.")):
         return {f"{layer}.ssm_{own.replace('_proj', '')}": tensor}
-    converted = {
-        "conv1d.weight": ("ssm_conv1d.weight", lambda: tensor[:, 0]),
-        "conv1d.bias": ("ssm_conv1d.bias", lambda: tensor),
-        "A_log": ("ssm_a", lambda: -tensor.exp()[:, None]),
-        "D": ("ssm_d", lambda: tensor[:, None]),
-        "dt_bias": ("ssm_dt.bias", lambda: tensor),
-        "norm.weight": ("ssm_norm.weight", lambda: tensor.view(groups, -1)),
-    }
-    if own not in converted:
-        return {}
-    stored, convert = converted[own]
-    return {f"{layer}.{stored}": convert()}
+    match own:
+        case "conv1d.weight":
+            return {f"{layer}.ssm_conv1d.weight": tensor[:, 0]}
+        case "conv1d.bias":
+            return {f"{layer}.ssm_conv1d.bias": tensor}
+        case "A_log":
+            return {f"{layer}.ssm_a": -tensor.exp()[:, None]}
+        case "D":
+            return {f"{layer}.ssm_d": tensor[:, None]}
+        case "dt_bias":
+            return {f"{layer}.ssm_dt.bias": tensor}
+        case "norm.weight":
+            return {f"{layer}.ssm_norm.weight": tensor.view(groups, -1)}
+    return {}
 
 
 def write(
@@ -372,8 +374,8 @@ def write(
             for own_name, converted in delta_tensors(name, tensor, architecture).items():
                 writer.add_tensor(own_name, converted.contiguous().numpy())
             continue
-        if converted := mamba_tensors(name, tensor, 2):
-            for own_name, made in converted.items():
+        if mamba := mamba_tensors(name, tensor, 2):
+            for own_name, made in mamba.items():
                 writer.add_tensor(own_name, made.contiguous().numpy())
             continue
         if name.endswith("shared_mlp.input_linear.weight"):

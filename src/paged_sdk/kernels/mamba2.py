@@ -1,7 +1,7 @@
 """Compute selective state spaces (Mamba-2: Dao and Gu, 2024, arXiv 2405.21060), from where earlier steps left off.
 
-The state of a head is a matrix ``S``, ``[state_size, head_dim]``. A token with input x, vectors B and C, step size s and
-decay a updates it and reads it::
+The state of a head is a matrix ``S``, ``[state_size, head_dim]``. A token with input x, vectors B and C, step size s
+and decay a updates it and reads it::
 
     S = a * S + outer(B, s * x)
     output = C @ S
@@ -20,8 +20,8 @@ from paged_sdk.kernels.recurrent_step import ChunkGrid, RecurrentRows
 __all__ = ["selective_scan"]
 
 _CHUNK: Final = 64
-"""Tokens that are computed together. The work within a chunk grows with the square of its size, that between chunks with
-their number; all kinds of recurrent layers of a step share one division into chunks."""
+"""Tokens that are computed together. The work within a chunk grows with the square of its size, that between chunks
+with their number; all kinds of recurrent layers of a step share one division into chunks."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -107,8 +107,8 @@ def _scan(inputs: _Inputs, states: Tensor, grid: ChunkGrid) -> tuple[Tensor, Ten
     log_decay = inputs.log_decay.movedim(1, -1)
     size = value.shape[-2]
     later = torch.ones(size, size, dtype=torch.bool, device=value.device).triu(1)
-    # Sums of their own for each pair of tokens: differences of sums since the chunk's start would lose digits, as states
-    # decay by up to e^20 per token.
+    # Sums of their own for each pair of tokens: differences of sums since the chunk's start would lose digits, as
+    # states decay by up to e^20 per token.
     between = log_decay.unsqueeze(-1).expand(*log_decay.shape, size).tril(-1).cumsum(-2)
     between = between.masked_fill_(later, -torch.inf).exp_()
     outputs = (read @ write.mT * between) @ value

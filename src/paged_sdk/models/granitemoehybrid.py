@@ -24,9 +24,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     has_bias = fields.flag("attention_bias", False)
     # The MLP that all tokens use, in models without experts, too.
     size = fields.positive("shared_intermediate_size")
-    shape = read_common(
-        fields.updated(ConfigFields({"intermediate_size": size})), ropes=(rope,) * num_layers
-    )
+    shape = read_common(fields.updated(ConfigFields({"intermediate_size": size})), ropes=(rope,) * num_layers)
     mamba = read_mamba2(fields)
     return evolve(
         with_multipliers(shape, fields),
@@ -39,8 +37,6 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 FAMILY = DecoderFamily(
     architectures=("GraniteMoeHybridForCausalLM",),
     read=_read,
-    names=(
-        TensorNames(recurrent="mamba", gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),
-    ),
+    names=(TensorNames(recurrent="mamba", gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),),
     sizes=Sizes(vocab=32_000, hidden=4096, mlp=11_008, layers=32, heads=32),
 )

@@ -95,7 +95,7 @@ class Mamba2Block:
         config = self._config
         conv_pool, pool = step.states[self._layer]
         inner = F.silu(short_conv(inner, self._conv, self._conv_bias, conv_pool, step.rows))
-        x, write, read = torch.split(inner, config.parts[1:4], -1)
+        x, write, read = torch.split(inner, list(config.parts[1:4]), -1)
         x = torch.unflatten(x, -1, (-1, config.head_dim)).to(self._rate.dtype)
         size = F.softplus(steps.to(self._rate.dtype) + self._step_bias)
         out = selective_scan(

@@ -28,7 +28,10 @@ def read_mamba2(fields: ConfigFields, *, width: int | None = None) -> Mamba2Conf
     if width % heads:
         raise fields.error("mamba_n_heads", f"a divisor of the width {width}")
     head_dim = width // heads
-    if fields.values().get("mamba_d_head", "auto") not in ("auto", None) and fields.positive("mamba_d_head") != head_dim:
+    if (
+        fields.values().get("mamba_d_head", "auto") not in ("auto", None)
+        and fields.positive("mamba_d_head") != head_dim
+    ):
         raise fields.error("mamba_d_head", f"{head_dim}, the width {width} divided by mamba_n_heads = {heads}")
     if heads % groups:
         raise fields.error("mamba_n_groups", f"a divisor of mamba_n_heads = {heads}")

@@ -21,8 +21,8 @@ EACH: Final = "*"
 RATES: Final = "ssm_a"
 """GGUF's name, within ``blk.N.``, of the negated decay rates of heads."""
 VECTORS: Final = (RATES, "ssm_d", "ssm_norm")
-"""GGUF names, within ``blk.N.`` and without endings, of Mamba-2's tensors with a row per head or group of heads: Hugging
-Face has vectors."""
+"""GGUF names, within ``blk.N.`` and without endings, of Mamba-2's tensors with a row per head or group of heads:
+Hugging Face has vectors."""
 TILED: Final = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_alpha", "ssm_beta", "ssm_dt", RATES, "ssm_out")
 """GGUF names, within ``blk.N.`` and without endings, of the tensors that have something of each value head."""
 

@@ -329,7 +329,7 @@ def _divided(source: WeightSource, name: str, stored: Sequence[str], config: Dec
     """
     whole = source.matrix(name)
     order, heights = torch.arange(2 * config.intermediate_size), [config.intermediate_size] * 2
-    if (mamba := _mamba_of(config)) is None:
+    if _mamba_of(config) is None:
         delta = _delta_of(config)
         order = qkvz_order(delta.num_key_heads, delta.num_value_heads, delta.key_dim, delta.value_dim)
         heights = [delta.channels, delta.value_width]

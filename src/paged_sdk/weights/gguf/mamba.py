@@ -138,14 +138,18 @@ def mamba_metadata(config: DecoderConfig, mamba: Mamba2Config) -> dict[str, Any]
 
 
 def row_factors(config: DecoderConfig) -> dict[str, Tensor]:
-    """Return the factors that GGUF has in the rows of falcon-h1's matrices, by the matrix's GGUF name, within a layer or
-    outside of them; those that would all be 1 are left out.
+    """Return the factors that GGUF has in the rows of falcon-h1's matrices, by the matrix's GGUF name, within a layer
+    or outside of them; those that would all be 1 are left out.
     """
     if not config.recurrent_beside:
         return {}
     mamba, scales = _mambas(config)[0], config.branch_scales or BranchScales()
     inputs = torch.repeat_interleave(torch.tensor(mamba.part_scales or (1.0,) * 5), torch.tensor(mamba.parts))
-    queries, keys, hidden = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.hidden_size
+    queries, keys, hidden = (
+        config.num_heads * config.head_dim,
+        config.num_kv_heads * config.head_dim,
+        config.hidden_size,
+    )
     factors = {
         "attn_q": torch.full((queries,), scales.attention_input),
         "attn_k": torch.full((keys,), scales.attention_input * scales.key),
@@ -166,9 +170,7 @@ def with_factors_in_weights(config: DecoderConfig) -> DecoderConfig:
     if not config.recurrent_beside:
         return config
     found = (evolve(each, input_scale=1.0, part_scales=(), output_scale=1.0) for each in _mambas(config))
-    return evolve(
-        config, embedding_scale=1.0, logit_scale=1.0, branch_scales=None, recurrent=tuple(found)
-    )
+    return evolve(config, embedding_scale=1.0, logit_scale=1.0, branch_scales=None, recurrent=tuple(found))
 
 
 def _mambas(config: DecoderConfig) -> list[Mamba2Config]:
