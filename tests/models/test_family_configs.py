@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any, Final
+from typing import Any
 
 import odd_configs
 import pytest
@@ -292,22 +292,13 @@ def test_what_cannot_be_used_is_named(changes: dict[str, Any], message: str) -> 
         read(**changes)
 
 
-#: Of families whose classes have layers by default that are refused: no attention at all, or experts without gates.
-_KINDS: Final[dict[str, dict[str, Any]]] = {
-    "gemma3": {"text_config": {"model_type": "gemma3_text"}},
-    "bamba": {"attn_layer_indices": [3]},
-    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16, "num_local_experts": 0},
-    "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
-}
-
-
 @pytest.mark.parametrize("model_type", [name for name, each in supported_families().items() if hasattr(each, "sizes")])
 def test_a_section_may_leave_out_what_transformers_fills_in(model_type: str) -> None:
     """As those of released models do: transformers writes what differs from the class alone."""
     family = supported_families()[model_type]
     assert isinstance(family, DecoderFamily)
-    section = _KINDS.get(model_type, {})
-    whole = AutoConfig.for_model(model_type, **({} if model_type == "gemma3" else section)).to_dict()
+    section = odd_configs.NEEDED.get(model_type, {})
+    whole = AutoConfig.for_model(model_type, **section).to_dict()
     assert family.read_section(ConfigFields({"model_type": model_type, **section})) == read_config(whole)
 
 

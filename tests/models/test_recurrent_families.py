@@ -94,6 +94,12 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "mamba_proj_bias": True,
         "mamba_conv_bias": False,
     },
+    "granitemoehybrid with experts": {
+        "model_type": "granitemoehybrid",
+        **_GRANITE,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "bamba": _MAMBA | {"attn_layer_indices": [1], "attention_bias": True, "mlp_bias": True},
     "falcon_h1": _FALCON
     | {

@@ -5,10 +5,11 @@ from __future__ import annotations
 from attrs import evolve
 
 from paged_sdk.config.decoder import NO_ROPE, Activation, DecoderConfig
-from paged_sdk.models.common_config import FULL, read_activation, read_common, read_one_rope
+from paged_sdk.models.common_config import FULL, read_activation, read_moe, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
-from paged_sdk.models.granite import with_multipliers
+from paged_sdk.models.family import DecoderFamily, Sizes
+from paged_sdk.models.granite import read_granite
+from paged_sdk.models.granitemoe import NAMES
 from paged_sdk.models.mamba2_fields import LINEAR, read_kinds, read_mamba2
 
 __all__ = ["FAMILY"]
@@ -21,22 +22,27 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     num_layers = fields.positive("num_hidden_layers")
     kinds = read_kinds(fields, "layer_types", num_layers, (LINEAR,) * num_layers, (FULL, LINEAR))
     rope = read_one_rope(fields) if fields.values().get("position_embedding_type") == "rope" else NO_ROPE
-    has_bias = fields.flag("attention_bias", False)
     # The MLP that all tokens use, in models without experts, too.
-    size = fields.positive("shared_intermediate_size")
-    shape = read_common(fields.updated(ConfigFields({"intermediate_size": size})), ropes=(rope,) * num_layers)
-    mamba = read_mamba2(fields)
-    return evolve(
-        with_multipliers(shape, fields),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
+    size, mamba = fields.positive("shared_intermediate_size"), read_mamba2(fields)
+    shape = evolve(
+        read_granite(fields.updated(ConfigFields({"intermediate_size": size})), (rope,) * num_layers),
+        mlp_bias=False,
         recurrent=tuple(mamba if kind == LINEAR else None for kind in kinds) if LINEAR in kinds else (),
     )
+    if not fields.integer("num_local_experts"):
+        return shape
+    moe = read_moe(
+        fields,
+        layers=range(num_layers),
+        intermediate_size=fields.positive("intermediate_size"),
+        renormalize=True,
+    )
+    return evolve(shape, moe=evolve(moe, shared_intermediate_size=size))
 
 
 FAMILY = DecoderFamily(
     architectures=("GraniteMoeHybridForCausalLM",),
     read=_read,
-    names=(TensorNames(recurrent="mamba", gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),),
+    names=(evolve(NAMES, recurrent="mamba", gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),),
     sizes=Sizes(vocab=32_000, hidden=4096, mlp=11_008, layers=32, heads=32),
 )

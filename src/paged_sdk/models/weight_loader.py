@@ -100,13 +100,15 @@ class WeightLoader:
         self._check_shape(name, shape)
         return self._source.tensor(name, self._dtype, torch.device("cpu"))
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
+    def tensor(self, name: str, *shape: int, in_float32: bool = False) -> Tensor:
         """Load one tensor in the model's dtype.
 
+        :param in_float32: load it in float32 if the model's dtype has fewer bits
         :raises CheckpointError: the tensor is missing or has another shape
         """
         self._check_shape(name, shape)
-        tensor = self._source.tensor(name, self._dtype, self._device)
+        dtype = torch.promote_types(self._dtype, torch.float32) if in_float32 else self._dtype
+        tensor = self._source.tensor(name, dtype, self._device)
         self.loaded(name)
         return tensor
 
