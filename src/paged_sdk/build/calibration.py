@@ -25,6 +25,7 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_delta_block import GatedDeltaBlock
 from paged_sdk.models.gated_mlp import GatedMlp
+from paged_sdk.models.latent_attention_block import LatentAttentionBlock
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.mamba2_block import Mamba2Block
 from paged_sdk.models.moe_mlp import MoeMlp
@@ -219,6 +220,8 @@ class _Collector:
             self._watch_recurrent(prefix, mixer.recurrent)
         elif isinstance(mixer, ShortConvBlock | GatedDeltaBlock | Mamba2Block):
             self._watch_recurrent(prefix, mixer)
+        elif isinstance(mixer, LatentAttentionBlock):
+            self._watch_latent(prefix, mixer)
         elif mixer is not None:
             self._watch_attention(prefix, layer.attention)
         if mlp is None:
@@ -239,6 +242,14 @@ class _Collector:
         apart = ("attn_q", "attn_k", "attn_v")
         names = apart if self._own_names.issuperset(apart) else ("attn_qkv",)
         attention.qkv = self._watched(prefix, names, attention.qkv)
+        attention.output = self._watched(prefix, ("attn_output",), attention.output)
+
+    def _watch_latent(self, prefix: str, attention: LatentAttentionBlock) -> None:
+        query = ("attn_q",) if attention.query_up is None else ("attn_q_a",)
+        attention.query = self._watched(prefix, query, attention.query)
+        if attention.query_up is not None:
+            attention.query_up = self._watched(prefix, ("attn_q_b",), attention.query_up)
+        attention.latent = self._watched(prefix, ("attn_kv_a_mqa",), attention.latent)
         attention.output = self._watched(prefix, ("attn_output",), attention.output)
 
     def _watch_recurrent(self, prefix: str, block: RecurrentBlock) -> None:

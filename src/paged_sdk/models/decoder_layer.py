@@ -16,6 +16,7 @@ from paged_sdk.models.beside_block import BesideBlock, RecurrentBlock
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.gated_delta_block import load_gated_delta_block
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
+from paged_sdk.models.latent_attention_block import load_latent_attention_block
 from paged_sdk.models.mamba2_block import load_mamba2_block
 from paged_sdk.models.moe_mlp import MoeMlp, load_moe_mlp
 from paged_sdk.models.norms import load_norm
@@ -186,6 +187,8 @@ def _load_mlp(
 
 def _load_mixer(loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int) -> Mixer:
     recurrent, prefix = config.recurrent_layers.get(layer), names.layer(layer)
+    if recurrent is None and config.latent is not None:
+        return load_latent_attention_block(loader, config, config.latent, prefix, layer)
     if recurrent is None:
         return load_attention_block(loader, config, names, prefix, layer)
     block = _load_recurrent(loader, config, recurrent, f"{prefix}{names.recurrent}.", layer)
