@@ -56,6 +56,10 @@ class OwnLinear(nn.Module):
             product += self._bias
         return product.view(*x.shape[:-1], self.out_features)
 
+    def take(self, other: OwnLinear) -> None:
+        """Take another layer's weights in place of these."""
+        self.linear, self._bias = other.linear, other._bias
+
     def apart(self, x: Tensor) -> Tensor:
         """Apply the layer, without adapters, to rows ``[num_rows, in_features]`` that are no tokens of a step."""
         product = self.linear.forward(x, None)
