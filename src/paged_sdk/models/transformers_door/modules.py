@@ -37,7 +37,7 @@ class OwnLinear(nn.Module):
 
     def __init__(self, linear: Linear, step: CurrentStep | None, bias: Tensor | None = None) -> None:
         super().__init__()
-        self.linear = linear
+        self.linear: Linear = linear
         self.in_features: int = linear.in_features
         self.out_features: int = linear.out_features
         self._step = step
