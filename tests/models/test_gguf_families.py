@@ -483,7 +483,8 @@ def test_groups_of_experts_of_a_softmax_are_scored_as_in_llama_cpp(tmp_path: Pat
     """By their two largest weights, where transformers' class takes the largest."""
     config, usual = FAMILIES["deepseek2 with a softmax"]
     path = tmp_path / "model.gguf"
-    write("deepseek2", built(config, tmp_path), usual | {"expert_group_count": 4, "expert_group_used_count": 2}, path)
+    groups = {"expert_group_count": 4, "expert_group_used_count": 2}
+    write("deepseek2", built(config, tmp_path), {**usual, **groups}, path)
     source = GgufSource(path)
     moe = read_config(source.config).moe
     source.close()
