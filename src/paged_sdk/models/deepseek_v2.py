@@ -29,7 +29,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 
 
 def _read_moe(fields: ConfigFields, layers: range) -> MoeConfig:
-    """Read experts whose weights are a softmax. A group counts by its largest weight, in llama.cpp by the largest two."""
+    """Read experts whose weights are a softmax. The largest of a group counts; llama.cpp adds up the largest two."""
     method = fields.text("topk_method", _GREEDY)
     if method not in (_GREEDY, _LIMITED):
         raise fields.error("topk_method", f"{_GREEDY} or {_LIMITED}")
