@@ -118,6 +118,7 @@ def test_images_are_data() -> None:
     "fields",
     [
         {"service_tier": "standard_only", "speed": "standard", "cache_control": {"type": "ephemeral", "ttl": "5m"}},
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, "thread": None},
         {"container": None, "diagnostics": None, "inference_geo": None, "metadata": {"user_id": None}},
         {"system": None, "tools": [], "tool_choice": None, "thinking": None, "output_config": {}, "stream": False},
     ],
@@ -134,7 +135,12 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         ({"speed": "fast"}, "speed"),
         ({"container": "c"}, "container"),
         ({"inference_geo": "eu"}, "inference_geo"),
-        ({"cache_control": {"type": "ephemeral", "ttl": "1h"}}, "cache_control.ttl"),
+        ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
+        ({"thread": {"type": "create"}}, "thread"),
+        (
+            {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": 1}]}},
+            "context_management.edits[0].keep",
+        ),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),

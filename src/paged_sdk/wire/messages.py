@@ -17,6 +17,7 @@ from paged_sdk import (
 )
 from paged_sdk.wire.body import BodyReader
 from paged_sdk.wire.call import ChatCall
+from paged_sdk.wire.count_tokens import CountTokensCall
 from paged_sdk.wire.messages_answer import BlockWriter, message_of
 from paged_sdk.wire.messages_body import (
     AnyOrNoTool,
@@ -30,7 +31,7 @@ from paged_sdk.wire.messages_body import (
 from paged_sdk.wire.messages_forms import WholeMessage
 from paged_sdk.wire.sampling import read_sampling
 
-__all__ = ["COUNT_TOKENS", "MESSAGES", "CountTokensCall", "MessagesCall", "read_count_tokens", "read_messages"]
+__all__ = ["COUNT_TOKENS", "MESSAGES", "MessagesCall", "read_count_tokens", "read_messages"]
 
 MESSAGES: Final = BodyReader(MessagesBody)
 COUNT_TOKENS: Final = BodyReader(CountTokensBody)
@@ -52,14 +53,6 @@ class MessagesCall(ChatCall):
     def writer(self) -> BlockWriter:
         """Return a writer of the answer's events."""
         return BlockWriter(self.model, max_tokens=self.max_tokens, has_one_call=self.has_one_call)
-
-
-@frozen(kw_only=True)
-class CountTokensCall:
-    """Holds a parsed request to count a prompt's tokens."""
-
-    model: str
-    request: RequestBuilder
 
 
 def read_messages(value: object) -> MessagesCall:
