@@ -100,6 +100,9 @@ def test_options_are_passed_on() -> None:
     )
     assert with_options(grammar={"type": "regex", "value": "a+"}).constraint.kind == "regex"
     assert with_options(tools=[TOOL], tool_choice="none", response_format={"type": "json_object"}).constraint
+    assert with_options(tools=[TOOL], response_format={"type": "json_object"}).may_call_or_answer
+    forced = with_options(tools=[TOOL], tool_choice="required", response_format={"type": "json_object"})
+    assert (len(forced.forced_tools), forced.constraint) == (1, None)
 
 
 def test_labels_and_the_stream_are_read() -> None:
@@ -143,7 +146,7 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         {"tool_choice": "required"},
         {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
         {"tool_choice": {"type": "function", "function": {"name": "f", "x": 1}}, "tools": [TOOL]},
-        {"tools": [TOOL], "response_format": {"type": "json_object"}},
+        {"tools": [TOOL], "grammar": {"type": "regex", "value": "a"}},
         {"response_format": {"type": "json_object"}, "grammar": {"type": "regex", "value": "a"}},
         {"grammar": {"type": "regex", "value": {}}},
         {"stream": True, "prompt_logprobs": 1},

@@ -58,6 +58,7 @@ def test_options_are_passed_on() -> None:
     assert constraint is not None
     assert constraint.source == '{"type": "integer"}'
     assert read(text={"format": {"type": "json_object"}}).request.options.constraint is not None
+    assert read(text={"format": {"type": "json_object"}}, tools=[TOOL]).request.options.may_call_or_answer
     options = read(tools=[{**TOOL, "strict": True}], tool_choice={"type": "function", "name": "f"}).request.options
     assert [(tool.name, tool.strict) for tool in options.forced_tools] == [("f", True)]
     assert read(tools=[TOOL], tool_choice="required").request.options.tool_choice == "required"
@@ -152,7 +153,6 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
         ({"reasoning": {"effort": "a b"}}, "reasoning.effort"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"text": {"format": {"type": "json_object"}}, "tools": [TOOL]}, "text.format"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"seed": 1}, "seed"),

@@ -18,7 +18,14 @@ from paged_sdk.wire.body import BodyReader, Bounds
 from paged_sdk.wire.cache_control import CacheControl
 from paged_sdk.wire.call import ChatCall, event
 from paged_sdk.wire.problem import Problem, openai_error
-from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling, top_n_logprobs
+from paged_sdk.wire.sampling import (
+    MAX_TOP_LOGPROBS,
+    SamplingFields,
+    constraint_of,
+    read_sampling,
+    top_n_logprobs,
+    with_answer_constraint,
+)
 from paged_sdk.wire.shown_calls import ShownCalls
 
 __all__ = [
@@ -267,11 +274,10 @@ def read_chat_completion(value: object) -> ChatCompletionCall:
         request = request.with_tools(tools or (), choice or "auto")
     constraint = _constraint(body)
     if constraint is not None:
-        if request.options.shown_tools:
-            allowed = 'a text beside tools that may be called: give tool_choice "none", or no tools'
-            name = _constraint_field(body)
-            raise InvalidRequestError.of(name, body.get(name), allowed)
-        request = request.with_constraint(constraint)
+        if request.options.shown_tools and constraint.kind != "json_schema":
+            allowed = 'a JSON schema beside tools that may be called: give tool_choice "none", or no tools'
+            raise InvalidRequestError.of("grammar", body.get("grammar"), allowed)
+        request = with_answer_constraint(request, constraint)
     prediction, salt = body.get("prediction"), body.get("cache_salt")
     if prediction is not None:
         request = request.with_prediction(prediction)

@@ -29,7 +29,7 @@ from paged_sdk.wire.messages_body import (
     Turn,
 )
 from paged_sdk.wire.messages_forms import WholeMessage
-from paged_sdk.wire.sampling import read_sampling
+from paged_sdk.wire.sampling import read_sampling, with_answer_constraint
 
 __all__ = ["COUNT_TOKENS", "MESSAGES", "MessagesCall", "read_count_tokens", "read_messages"]
 
@@ -111,10 +111,7 @@ def _request(body: ConversationBody) -> RequestBuilder:
     if tools or choice is not None:
         request = request.with_tools([_tool(tool) for tool in tools or ()], _choice(choice))
     if form is not None:
-        if request.options.shown_tools:
-            allowed = 'null beside tools that may be called: give tool_choice {"type": "none"}, or no tools'
-            raise InvalidRequestError.of("output_config.format", form, allowed)
-        request = request.with_constraint(Constraint.json_schema(form["schema"]))
+        request = with_answer_constraint(request, Constraint.json_schema(form["schema"]))
     return request
 
 

@@ -30,7 +30,7 @@ from paged_sdk.wire.responses_body import (
     TextConfig,
 )
 from paged_sdk.wire.responses_forms import RepeatedFields, WholeResponse
-from paged_sdk.wire.sampling import read_sampling
+from paged_sdk.wire.sampling import read_sampling, with_answer_constraint
 
 __all__ = ["INPUT_TOKENS", "RESPONSES", "ResponsesCall", "read_input_tokens", "read_responses"]
 
@@ -112,10 +112,7 @@ def _request(body: InputBody) -> RequestBuilder:
         request = request.with_tools([_tool(tool) for tool in tools or ()], _choice(choice))
     constraint = _constraint(body.get("text") or {})
     if constraint is not None:
-        if request.options.shown_tools:
-            allowed = 'a text beside tools that may be called: give tool_choice "none", or no tools'
-            raise InvalidRequestError.of("text.format", body["text"], allowed)
-        request = request.with_constraint(constraint)
+        request = with_answer_constraint(request, constraint)
     return request.with_truncation() if body.get("truncation") == "auto" else request
 
 
