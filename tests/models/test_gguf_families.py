@@ -14,6 +14,7 @@ import torch
 from attrs import evolve
 from odd_configs import ABSENT, reference_of
 from reference_decoding import CPU, logits, paged, random_prompt
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import tiny
@@ -52,6 +53,29 @@ _TIED: Final = {"tie_word_embeddings": True}
 _WIDE: Final = {"intermediate_size": 256, "num_key_value_heads": 4, "head_dim": ABSENT}
 _EXPERTS: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _EXPERT_KEYS: Final = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+#: Groups of experts, of which each token has those of the best.
+_GROUPED: Final = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+_GROUPED_KEYS: Final = {
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 32,
+    "expert_shared_count": 2,
+    "expert_group_count": 4,
+    "expert_group_used_count": 2,
+    "leading_dense_block_count": 1,
+    "expert_weights_scale": 1.5,
+    "expert_weights_norm": True,
+    "expert_gating_func": 2,
+}
 _SHARED: Final = {"shared_expert_intermediate_size": 48}
 _SHARED_KEYS: Final = {"expert_shared_feed_forward_length": 48}
 _DELTA: Final = {
@@ -70,7 +94,7 @@ _DELTA_KEYS: Final = {
 }
 _KINDS: Final = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
 # By GGUF's architecture: the config that makes the model, and the keys that only this architecture has.
-FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] | list[bool]]]]] = {
+FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] | list[bool] | None]]]] = {
     "gemma": ({"model_type": "gemma", **_TIED}, {}),
     "granite": (
         {
@@ -93,6 +117,50 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
     "ernie4_5": ({"model_type": "ernie4_5", **_TIED}, {}),
     "exaone4": ({"model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 4}, {}),
     "glm4": ({"model_type": "glm4"}, {"rope.dimension_count": 8}),
+    "glm4moe": (
+        {"model_type": "glm4_moe", **_GROUPED, "use_qk_norm": True, "attention_bias": True},
+        {**_GROUPED_KEYS, "rope.dimension_count": 8},
+    ),
+    "dots1": ({"model_type": "dots1", **_GROUPED, "norm_topk_prob": True, "sliding_window": None}, _GROUPED_KEYS),
+    "dots1 without norms": (
+        {
+            "model_type": "dots1",
+            **_GROUPED,
+            "norm_topk_prob": False,
+            "sliding_window": None,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        {**_GROUPED_KEYS, "expert_group_count": None, "expert_group_used_count": None, "expert_weights_norm": False},
+    ),
+    "ernie4_5-moe": (
+        {
+            "model_type": "ernie4_5_moe",
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 32,
+            "moe_num_shared_experts": 2,
+        },
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 32,
+            "expert_shared_count": 2,
+            "expert_shared_feed_forward_length": 64,
+            "leading_dense_block_count": 1,
+            "interleave_moe_layer_step": 1,
+        },
+    ),
+    "minimax-m2": (
+        {"model_type": "minimax_m2", "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 96,
+            "expert_gating_func": 2,
+            "rope.dimension_count": 8,
+        },
+    ),
     "starcoder2": ({"model_type": "starcoder2", **_TIED}, {"attention.sliding_window": 8}),
     "command-r": ({"model_type": "cohere", "use_qk_norm": True, "logit_scale": 0.5, **_TIED}, {"logit_scale": 0.5}),
     "cohere2": (
@@ -260,6 +328,9 @@ def write(
         if isinstance(value, list):
             writer.add_array(f"{architecture}.{key}", value)
             continue
+        if isinstance(value, bool):
+            writer.add_bool(f"{architecture}.{key}", value)
+            continue
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{architecture}.{key}", value)
     number = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -285,8 +356,10 @@ def write(
             for own_name, converted in delta_tensors(name, tensor, architecture).items():
                 writer.add_tensor(own_name, converted.contiguous().numpy())
             continue
-        if name.endswith(".expert_bias"):
-            parts = {f"{name}.bias": tensor}
+        if name.endswith((".expert_bias", ".e_score_correction_bias")):
+            layer = name.split(".")[2]
+            writer.add_tensor(f"blk.{layer}.exp_probs_b.bias", tensor.flatten().numpy())
+            continue
         if name.endswith(".shared_expert_gate.weight"):
             parts = {name: tensor[0]}
         for part, part_values in parts.items():
@@ -385,6 +458,12 @@ def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) 
         FAMILIES["lfm2moe"][0] | {"routed_scaling_factor": 1.5},
         FAMILIES["lfm2moe"][0] | {"norm_topk_prob": False},
         FAMILIES["lfm2moe"][0] | {"use_expert_bias": False},
+        FAMILIES["glm4moe"][0] | {"n_shared_experts": 0},
+        FAMILIES["dots1"][0] | {"sliding_window": 16, "max_window_layers": 1},
+        FAMILIES["dots1"][0] | {"attention_bias": True},
+        FAMILIES["ernie4_5-moe"][0] | {"moe_layer_end_index": 2},
+        FAMILIES["ernie4_5-moe"][0] | {"moe_norm_min": 0.3},
+        FAMILIES["ernie4_5-moe"][0] | {"use_bias": True},
         FAMILIES["qwen3next"][0] | {"norm_topk_prob": False},
         FAMILIES["qwen3next"][0] | {"mlp_only_layers": [1]},
         FAMILIES["qwen3next"][0] | {"num_experts": 0},
@@ -453,16 +532,17 @@ def test_a_checkpoint_is_written_and_read_back(architecture: str, tmp_path: Path
     reference.save_pretrained(tmp_path / "model")
     tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
     source = GgufSource(write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32"))
-    expected = reference.state_dict()
+    expected = reference.state_dict() | load_file(tmp_path / "model" / "model.safetensors")
     for name in source.names():
         if ".experts." not in name:
-            torch.testing.assert_close(source.tensor(name, torch.float32, CPU), expected[name], rtol=0, atol=1e-6)
+            own = expected[name].flatten() if name.endswith("correction_bias") else expected[name]
+            torch.testing.assert_close(source.tensor(name, torch.float32, CPU), own, rtol=0, atol=1e-6)
     config = evolve(read_config(source.config), norm_eps=1e-5)
     source.close()
-    own = read_config(reference.config.to_dict())
+    own_config = read_config(reference.config.to_dict())
     for field in ("embedding_scale", "residual_scale", "attention_scale", "logit_scale"):
-        assert getattr(config, field) == pytest.approx(getattr(own, field))
-        config = evolve(config, **{field: getattr(own, field)})
-    ropes = [rope.rotates for rope in own.ropes]
-    assert evolve(config, ropes=own.ropes) == own
+        assert getattr(config, field) == pytest.approx(getattr(own_config, field))
+        config = evolve(config, **{field: getattr(own_config, field)})
+    ropes = [rope.rotates for rope in own_config.ropes]
+    assert evolve(config, ropes=own_config.ropes) == own_config
     assert [rope.rotates for rope in config.ropes] == ropes

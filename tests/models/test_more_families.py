@@ -41,15 +41,26 @@ _COMMON: Final[dict[str, Any]] = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
+_GROUPED: Final = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+_GRANITE: Final = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 4.0,
+}
 # By ``model_type``: what makes each itself, small enough that a prompt of a few dozen tokens passes every window.
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "gemma": {},
-    "granite": {
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.4,
-        "attention_multiplier": 0.2,
-        "logits_scaling": 4.0,
-    },
+    "granite": _GRANITE,
     "seed_oss": {},
     "arcee": {},
     "smollm3": {"sliding_window": 24, "use_sliding_window": True, "no_rope_layer_interval": 3},
@@ -76,8 +87,32 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 4.0},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24, "swiglu_limit": 2.0},
     "phimoe": {"num_local_experts": 4, "router_jitter_noise": 0.4, "lm_head_bias": True, "attention_bias": True},
+    "glm4_moe": _GROUPED | {"use_qk_norm": True, "attention_bias": True},
+    "dots1": _GROUPED | {"norm_topk_prob": True, "sliding_window": 24, "max_window_layers": 1},
+    "exaone_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "num_shared_experts": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "sliding_window": 24,
+        "sliding_window_pattern": 3,
+    },
+    "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
+    "ernie4_5_moe": {
+        "moe_num_experts": 8,
+        "moe_k": 3,
+        "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 2,
+        "moe_norm_min": 0.3,
+    },
+    "granitemoe": _GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3},
+    "granitemoeshared": _GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3, "shared_intermediate_size": 48},
 }
-NOT_FUSED: Final = ("phimoe", "falcon", "falcon with groups", "falcon with alibi", "bloom", "mpt")
+GATED: Final = ("glm4_moe", "dots1", "exaone_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared")
+"""Families with shared experts, or whose experts are not chosen by a softmax alone."""
+NOT_FUSED: Final = ("phimoe", "falcon", "falcon with groups", "falcon with alibi", "bloom", "mpt", *GATED)
 """Families whose layers the native decoder does not compute."""
 PROMPT: Final = random_prompt(60)
 

@@ -51,6 +51,8 @@ _RANGES: Mapping[str, _Range] = MappingProxyType(
         "num_hidden_layers": _Range(1, 10_000),
         "num_local_experts": _Range(0, 2**16),
         "num_experts": _Range(0, 2**16),
+        **dict.fromkeys(("n_routed_experts", "n_shared_experts", "n_group", "topk_group"), _Range(0, 2**16)),
+        "routed_scaling_factor": _FACTOR,
         "num_attention_heads": _Range(1, 2**16),
         "num_key_value_heads": _Range(1, 2**16),
         "head_dim": _Range(1, 2**16),

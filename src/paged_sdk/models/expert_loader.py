@@ -24,8 +24,8 @@ __all__ = ["ExpertTensors", "load_experts"]
 class ExpertTensors:
     """Describes a layer's experts, and their names in a checkpoint.
 
-    :ivar block: prefix of their tensors: ``gate_up_proj`` and ``down_proj`` for all experts, or one prefix per expert,
-        its number
+    :ivar block: prefix of the tensors of each expert, which its number follows
+    :ivar stacked: the tensors of all experts that a checkpoint may have instead: gate and up, and down
     :ivar gate: name of an expert's gate, without ``.weight``; ``up`` and ``down`` likewise
     :ivar alternates: whether a tensor for all experts has gate and up interleaved, row by row
     :ivar swiglu: alpha and limit of experts with biases (:class:`~paged_sdk.quant.experts.ExpertExtras`); None: no
@@ -33,6 +33,7 @@ class ExpertTensors:
     """
 
     block: str
+    stacked: tuple[str, str]
     gate: str
     up: str
     down: str
@@ -125,14 +126,14 @@ def _one_after_the_other(loader: WeightLoader, experts: ExpertTensors, part: _Pa
     hidden, size = experts.hidden_size, experts.intermediate_size
     gate_up = _stack(
         loader,
-        f"{experts.block}.gate_up_proj",
+        experts.stacked[0],
         [[f"{name}.weight" for name in names] for names in experts.of_each(experts.gate, experts.up)],
         (size, hidden),
         lambda named: loader.part(named, part.neurons, None),
     )
     down = _stack(
         loader,
-        f"{experts.block}.down_proj",
+        experts.stacked[1],
         [[f"{name}.weight"] for (name,) in experts.of_each(experts.down)],
         (hidden, size),
         lambda named: loader.part(named, part.outputs, part.cols),
@@ -172,7 +173,7 @@ def _stack(
 
 def _alternating(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> Experts:
     """Load experts whose gate and up are interleaved row by row in one tensor, which may be transposed."""
-    names = f"{experts.block}.gate_up_proj", f"{experts.block}.down_proj"
+    names = experts.stacked
     count, hidden, size = experts.num_experts, experts.hidden_size, experts.intermediate_size
     # The shape of gate_up_proj decides for both tensors: down_proj may be square.
     transposed = names[0] in loader and loader.shape(names[0]) == (count, hidden, 2 * size)

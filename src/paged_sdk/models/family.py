@@ -42,6 +42,11 @@ class ExpertNames:
     :ivar router: name of the router's matrix within the block
     :ivar choice_bias: name of what is added to the experts' weights when they are chosen, within the block
     :ivar gate: name of the gate's matrix within an expert; ``up`` and ``down`` likewise
+    :ivar stacked: tensors that hold gate and up, and down, of all experts, within the block
+    :ivar shared_gate_up: gate and up projections of the shared experts, within a layer; a single name is a fused
+        projection
+    :ivar shared_down: down projection of the shared experts, within a layer
+    :ivar shared_gate: what scales their output, within a layer
     """
 
     block: str = "mlp"
@@ -50,6 +55,10 @@ class ExpertNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+    shared_gate_up: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
+    shared_down: str = "mlp.shared_expert.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
 
 
 @frozen(kw_only=True)

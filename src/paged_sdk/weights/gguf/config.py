@@ -12,6 +12,7 @@ from paged_sdk.weights.gguf.encoders import ENCODERS
 from paged_sdk.weights.gguf.families import FAMILIES, biases_of, delta_config, norm_eps
 from paged_sdk.weights.gguf.model import GgufModel
 from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
+from paged_sdk.weights.gguf.routing import SHARED_SIZE, gating_functions, routing_keys
 from paged_sdk.weights.gguf.tensor import GgufTensor
 
 __all__ = ["GEMMA3_LOCAL_THETA", "GEMMA3_PERIOD", "config_from_gguf", "must_be_model"]
@@ -22,15 +23,19 @@ GEMMA3_PERIOD, GEMMA3_LOCAL_THETA = 6, 10_000.0
 # The 27B models scale attention by hidden_size / num_heads, all others by head_dim; they are told apart by depth.
 _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 
-# Architectures that may have experts, and MoE keys of other architectures, which are refused.
-_MIXTURES = frozenset({"llama", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe"})
-_SHARES = frozenset({"qwen2moe", "qwen3next", "qwen35moe"})  # of these, those with a shared expert
-_SHARED_SIZE = "expert_shared_feed_forward_length"
-_OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", _SHARED_SIZE)
-_SOFTMAX_GATE, _SIGMOID_GATE = 1, 2
+# Architectures that may have experts, and keys of shared experts and of their choice, which only some of them have.
+_MIXTURES = frozenset(
+    {
+        *("llama", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe"),
+        *("glm4moe", "dots1", "ernie4_5-moe", "minimax-m2"),
+    }
+)
+_OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", SHARED_SIZE)
 
 # Architectures that may rotate only a part of each head.
-_PARTLY_ROTATED = frozenset({"phi3", "glm4", "nemotron", "phi2", "stablelm", "qwen3next", "qwen35", "qwen35moe"})
+_PARTLY_ROTATED = frozenset(
+    {"phi3", "glm4", "nemotron", "phi2", "stablelm", "qwen3next", "qwen35", "qwen35moe"} | {"glm4moe", "minimax-m2"}
+)
 
 # Tensors of rotary scaling factors, and the architectures for which llama.cpp reads them.
 _DIVISORS = "rope_freqs.weight"
@@ -173,13 +178,14 @@ def _experts(model: GgufModel) -> dict[str, Any]:
         return {}
     if model.architecture not in _MIXTURES:
         raise model.unsupported("experts")
-    own = (_SHARED_SIZE,) if model.architecture in _SHARES else ()
+    own = routing_keys(model.architecture)
     for key in _OTHER_MIXTURES:
         if key not in own and model.number(key, 0):
             raise model.unsupported(f"metadata {model.architecture}.{key}")
-    if (scale := model.number("expert_weights_scale", 0.0)) not in (0.0, 1.0):
-        raise model.unsupported(f"metadata {model.architecture}.expert_weights_scale = {scale}")
-    gates = (_SIGMOID_GATE,) if model.architecture == "lfm2moe" else (0, _SOFTMAX_GATE)
+    key = "expert_weights_scale"
+    if key not in own and (scale := model.number(key, 0.0)) not in (0.0, 1.0):
+        raise model.unsupported(f"metadata {model.architecture}.{key} = {scale}")
+    gates = gating_functions(model.architecture)
     if (gate := model.integer("expert_gating_func", gates[-1], minimum=0)) not in gates:
         raise model.unsupported(f"metadata {model.architecture}.expert_gating_func = {gate}")
     return {
@@ -283,7 +289,7 @@ def _qwen2moe(model: GgufModel) -> dict[str, Any]:
         "num_experts": model.integer("expert_count"),
         # Older files lack either size, or both.
         "moe_intermediate_size": model.integer("expert_feed_forward_length", experts.shape[1]),
-        "shared_expert_intermediate_size": model.integer(_SHARED_SIZE, shared.shape[0]),
+        "shared_expert_intermediate_size": model.integer(SHARED_SIZE, shared.shape[0]),
         "norm_topk_prob": False,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],

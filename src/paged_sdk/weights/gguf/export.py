@@ -237,6 +237,8 @@ def _one(
     squeezed = shape
     if stored.endswith(".ffn_gate_inp_shexp.weight"):  # the gate of the shared expert has one row: a vector in GGUF
         squeezed = shape[1:]
+    elif stored.endswith(".exp_probs_b.bias"):  # ernie4_5_moe has it as a matrix of one row
+        squeezed = shape[-1:]
     elif stored.endswith((".shortconv.conv.weight", ".ssm_conv1d.weight")):
         squeezed = _without_input_channel(shape)
     return GgufMatrix(shape=squeezed, matrices=[source.matrix(name)], permuted_heads=heads)

@@ -52,6 +52,13 @@ _SHARED_EXPERT = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+# Shared experts without a gate, and the bias of the choice.
+_SHARED_EXPERTS = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_CHOICE_BIAS = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
 _GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.router",
@@ -69,6 +76,7 @@ _GLM4 = {
     "ffn_down": "mlp.down_proj",
     "post_ffw_norm": "post_mlp_layernorm",
 }
+_POST_NORM = {"post_attention_norm": "post_attention_layernorm"}
 _PRE_NORM = {"ffn_norm": "post_attention_layernorm"}
 _SANDWICH_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -219,12 +227,32 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         ),
         "seed_oss": GgufArchitecture(
             model_type="seed_oss",
-            block_names=_ATTENTION | {"post_attention_norm": "post_attention_layernorm"} | _MLP,
+            block_names=_ATTENTION | _POST_NORM | _MLP,
         ),
         "ernie4_5": GgufArchitecture(model_type="ernie4_5", block_names=_ATTENTION | _PRE_NORM | _MLP),
         "olmo2": GgufArchitecture(model_type="olmo2", block_names=_PROJECTIONS | _QK_NORM | _OUTPUT_NORMS | _MLP),
         "exaone4": GgufArchitecture(model_type="exaone4", block_names=_PROJECTIONS | _QK_NORM | _OUTPUT_NORMS | _MLP),
         "glm4": GgufArchitecture(model_type="glm4", block_names=_ATTENTION | _GLM4),
+        "glm4moe": GgufArchitecture(
+            model_type="glm4_moe",
+            block_names=_ATTENTION | _QK_NORM | _POST_NORM | _MLP | _EXPERTS | _SHARED_EXPERTS,
+            bare_names=_CHOICE_BIAS,
+        ),
+        "dots1": GgufArchitecture(
+            model_type="dots1",
+            block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP | _EXPERTS | _SHARED_EXPERTS,
+            bare_names=_CHOICE_BIAS,
+        ),
+        "ernie4_5-moe": GgufArchitecture(
+            model_type="ernie4_5_moe",
+            block_names=_ATTENTION | _PRE_NORM | _MLP | _EXPERTS | _SHARED_EXPERTS,
+            bare_names={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+        ),
+        "minimax-m2": GgufArchitecture(
+            model_type="minimax_m2",
+            block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MIXTRAL_EXPERTS,
+            bare_names={"exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"},
+        ),
         "starcoder2": GgufArchitecture(
             model_type="starcoder2",
             block_names=_ATTENTION | _PRE_NORM | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
