@@ -72,7 +72,11 @@ def test_a_bad_request_is_400_and_names_the_field(served: Serving, body: dict[st
 
 TOOL: Final = {"type": "function", "function": {"name": "f", "parameters": {}}}
 STRICT: Final = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
-STRICT_TOOL: Final[dict[str, Any]] = {"type": "function", "function": {"name": "f", "parameters": STRICT}}
+BAD_SCHEMA: Final = {"name": "a", "schema": STRICT}
+
+
+def function_tool(**more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": STRICT, **more}}
 
 
 @pytest.mark.parametrize(
@@ -93,12 +97,8 @@ STRICT_TOOL: Final[dict[str, Any]] = {"type": "function", "function": {"name": "
             },
             "response_format",
         ),
-        ("chat/completions", {"response_format": {"type": "json_object"}, "tools": [STRICT_TOOL]}, "tools"),
-        (
-            "chat/completions",
-            {"tools": [{**STRICT_TOOL, "function": STRICT_TOOL["function"] | {"strict": True}}]},
-            "tools",
-        ),
+        ("chat/completions", {"response_format": {"type": "json_object"}, "tools": [function_tool()]}, "tools"),
+        ("chat/completions", {"tools": [function_tool(strict=True)]}, "tools"),
         ("completions", {"prompt": "a", "grammar": {"type": "regex", "value": "("}}, "grammar"),
         ("completions", {"prompt": "a", "grammar": {"type": "json_schema", "value": {"type": 1}}}, "grammar"),
         (
