@@ -240,6 +240,16 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
         },
     ),
     "nemotron": ({"model_type": "nemotron"}, {"rope.dimension_count": 8}),
+    "deepseek2": ({"model_type": "deepseek_v3", **_LATENT, **_GROUPED}, {**_LATENT_KEYS, **_GROUPED_KEYS}),
+    "deepseek2 with a softmax": (
+        {"model_type": "deepseek_v2", **_LATENT, **_GROUPED, "n_group": 1, "topk_group": 1},
+        {
+            **_LATENT_KEYS,
+            **_GROUPED_KEYS,
+            **dict.fromkeys(("expert_group_count", "expert_group_used_count", "expert_gating_func")),
+            "expert_weights_norm": False,
+        },
+    ),
     "deepseek2 without experts": ({"model_type": "youtu", **_LATENT}, _LATENT_KEYS),
     "deepseek2 in older files": ({"model_type": "youtu", **_LATENT}, _OLDER_LATENT_KEYS),
     "olmoe": (
@@ -469,6 +479,36 @@ def test_other_shapes_are_refused(architecture: str, own: dict[str, float], told
         GgufSource(path)
 
 
+def test_groups_of_experts_of_a_softmax_are_scored_as_in_llama_cpp(tmp_path: Path) -> None:
+    """By their two largest weights, where transformers' class takes the largest."""
+    config, usual = FAMILIES["deepseek2 with a softmax"]
+    path = tmp_path / "model.gguf"
+    groups = {"expert_group_count": 4, "expert_group_used_count": 2}
+    write("deepseek2", built(config, tmp_path), {**usual, **groups}, path)
+    source = GgufSource(path)
+    moe = read_config(source.config).moe
+    source.close()
+    assert moe is not None
+    assert (moe.num_groups, moe.num_groups_per_token, moe.group_score_size) == (4, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"expert_gating_func": 2}, "sigmoids as weights of experts without a bias"),
+        ({"expert_weights_norm": True}, "normalized weights"),
+        ({"attention.temperature_scale": 0.1}, "temperature_scale"),
+        ({"rope.scaling.factor": 2.0}, "rope scaling 'none' by 2.0"),
+    ],
+)
+def test_other_forms_of_deepseek2_are_refused(own: dict[str, Any], told: str, tmp_path: Path) -> None:
+    config, usual = FAMILIES["deepseek2 with a softmax"]
+    path = tmp_path / "model.gguf"
+    write("deepseek2", built(config, tmp_path), {**usual, **own}, path)
+    with pytest.raises(UnsupportedArchitectureError, match=told):
+        GgufSource(path)
+
+
 @pytest.mark.parametrize("counts", [[0, 0, 2], [0, 1, 2, 0], [0] * 4, [0, 0, -2, 0]])
 def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) -> None:
     config, usual = FAMILIES["lfm2"]
@@ -493,6 +533,13 @@ def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) 
         FAMILIES["lfm2moe"][0] | {"norm_topk_prob": False},
         FAMILIES["lfm2moe"][0] | {"use_expert_bias": False},
         FAMILIES["glm4moe"][0] | {"n_shared_experts": 0},
+        FAMILIES["deepseek2"][0] | {"q_lora_rank": None},
+        FAMILIES["deepseek2"][0] | {"rope_interleave": False},
+        FAMILIES["deepseek2"][0] | {"attention_bias": True},
+        FAMILIES["deepseek2"][0] | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        FAMILIES["deepseek2"][0] | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+        FAMILIES["deepseek2 with a softmax"][0]
+        | {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"},
         FAMILIES["dots1"][0] | {"sliding_window": 16, "max_window_layers": 1},
         FAMILIES["dots1"][0] | {"attention_bias": True},
         FAMILIES["ernie4_5-moe"][0] | {"moe_layer_end_index": 2},

@@ -24,7 +24,7 @@ _ARCHITECTURE_OF: Final = MappingProxyType(
     {each.model_type: name for name, each in ARCHITECTURES.items() if name != "gpt-oss" and not each.is_encoder}
     | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
     | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}
-    | dict.fromkeys(("youtu",), "deepseek2")
+    | dict.fromkeys(("youtu", "deepseek_v3", "glm4_moe_lite"), "deepseek2")
 )
 
 

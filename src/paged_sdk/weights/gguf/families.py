@@ -46,7 +46,7 @@ _BIASES: Final = MappingProxyType(
         "gpt-oss": _QKV | {"attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
         "bloom": _NORMS | _MLP | {"token_embd_norm", "attn_qkv", "attn_output"},
         "glm4moe": _QKV | {"exp_probs_b"},
-        **dict.fromkeys(("lfm2moe", "dots1", "ernie4_5-moe", "minimax-m2"), frozenset({"exp_probs_b"})),
+        **dict.fromkeys(("lfm2moe", "dots1", "ernie4_5-moe", "minimax-m2", "deepseek2"), frozenset({"exp_probs_b"})),
         **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), frozenset({"ssm_dt"})),
         # "output" is cls.output.bias.
         "bert": _BERT_NORMS | _QKV | _MLP | {"attn_qkv", "attn_output", "cls", "output"},

@@ -358,7 +358,8 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         # Older files have attn_kv_b, as Hugging Face's checkpoints do.
         "deepseek2": GgufArchitecture(
             model_type="deepseek_v2",
-            block_names=_LATENT | _PRE_NORM | _MLP,
+            block_names=_LATENT | _PRE_NORM | _MLP | _EXPERTS | _SHARED_EXPERTS,
+            bare_names=_CHOICE_BIAS,
             joined={"self_attn.kv_b_proj": LATENT_UP},
         ),
         # XLM-RoBERTa, RoBERTa and DistilBERT, too: their layers are BERT's.
