@@ -127,6 +127,24 @@ _GEMMA3_IMAGES: Final[dict[str, Any]] = {
     "boi_token_index": 94,
     "eoi_token_index": 93,
 }
+_LATENT: Final[dict[str, Any]] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 6,
+}
+_LATENT_CHOICES: Final[dict[str, list[Any]]] = {
+    "num_attention_heads": [4],
+    "num_key_value_heads": [4, 4, 4, None, ABSENT, 2],
+    "kv_lora_rank": [16, 40],
+    "q_lora_rank": [None, None, 16],
+    "qk_rope_head_dim": [16, 4],
+    "qk_nope_head_dim": [16, 8],
+    "v_head_dim": [16, 12],
+    "rope_interleave": [True, False],
+}
 FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "llama": ({}, {}),
     "mistral": ({"sliding_window": 8}, {}),
@@ -252,12 +270,23 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
         },
     ),
     "nemotron": ({}, {"partial_rotary_factor": [0.25], "norm_eps": [0.1, ABSENT]}),
+    "youtu": (_LATENT, _LATENT_CHOICES),
+    "deepseek_v2": (
+        _LATENT | _GROUPED,
+        _MOE | _GROUPS | _LATENT_CHOICES | {"topk_method": ["group_limited_greedy", "greedy", "noaux_tc"]},
+    ),
+    "deepseek_v3": (_LATENT | _GROUPED, _MOE | _GROUPS | _LATENT_CHOICES),
+    "glm4_moe_lite": (
+        _LATENT | _GROUPED,
+        _MOE | _GROUPS | _LATENT_CHOICES | {"mlp_layer_types": [["sparse", "dense", "sparse"], ["dense"] * 3, None]},
+    ),
 }
 """By ``model_type``: what every config of the family has, and what it may have beside :data:`_COMMON`."""
 
 NEEDED: Final[dict[str, dict[str, Any]]] = {
     "gemma3": {"text_config": {"model_type": "gemma3_text"}},
     "glm4_moe": {"head_dim": 128},
+    "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
 }
 """By ``model_type``: what configs must state, since transformers' class has no default, or one without a model."""

@@ -92,6 +92,33 @@ _DELTA_KEYS: Final = {
     "ssm.time_step_rank": 6,
     "ssm.inner_size": 192,
 }
+_LATENT: Final = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 24,
+    "rms_norm_eps": 1e-6,
+}
+_LATENT_KEYS: Final = {
+    "attention.head_count_kv": 1,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "attention.key_length": 48,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 48,
+    "attention.value_length_mla": 24,
+    "attention.kv_lora_rank": 32,
+    "attention.q_lora_rank": 24,
+    "rope.dimension_count": 16,
+    "leading_dense_block_count": 4,
+    "expert_feed_forward_length": 96,
+    "expert_shared_count": 0,
+}
+_OLDER_LATENT_KEYS: Final = {key: value for key, value in _LATENT_KEYS.items() if not key.endswith("_mla")} | {
+    "attention.head_count_kv": 4,
+    "attention.value_length": 24,
+}
 _KINDS: Final = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
 # By GGUF's architecture: the config that makes the model, and the keys that only this architecture has.
 FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] | list[bool] | None]]]] = {
@@ -223,6 +250,8 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
         },
     ),
     "nemotron": ({"model_type": "nemotron"}, {"rope.dimension_count": 8}),
+    "deepseek2 without experts": ({"model_type": "youtu", **_LATENT}, _LATENT_KEYS),
+    "deepseek2 in older files": ({"model_type": "youtu", **_LATENT}, _OLDER_LATENT_KEYS),
     "olmoe": (
         {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
         {"expert_count": 4, "expert_used_count": 2},
@@ -366,6 +395,11 @@ def write(
             for own_name, converted in delta_tensors(name, tensor, architecture).items():
                 writer.add_tensor(own_name, converted.contiguous().numpy())
             continue
+        if name.endswith(".kv_b_proj.weight") and "attention.key_length_mla" in own:
+            heads = tensor.view(config.num_attention_heads, -1, config.kv_lora_rank)
+            keys, head_values = heads.split([config.qk_nope_head_dim, config.v_head_dim], 1)
+            stem = name.removesuffix("kv_b_proj.weight")
+            parts = {f"{stem}k_b_proj.weight": keys.mT, f"{stem}v_b_proj.weight": head_values}
         if name.endswith((".expert_bias", ".e_score_correction_bias")):
             layer = name.split(".")[2]
             writer.add_tensor(f"blk.{layer}.exp_probs_b.bias", tensor.flatten().numpy())
@@ -547,10 +581,13 @@ def test_a_checkpoint_is_written_and_read_back(architecture: str, tmp_path: Path
         if ".experts." not in name:
             own = expected[name].flatten() if name.endswith("correction_bias") else expected[name]
             torch.testing.assert_close(source.tensor(name, torch.float32, CPU), own, rtol=0, atol=1e-6)
-    config = evolve(read_config(source.config), norm_eps=1e-5)
+    config = read_config(source.config)
     source.close()
     own_config = read_config(reference.config.to_dict())
-    for field in ("embedding_scale", "residual_scale", "attention_scale", "logit_scale"):
+    if own_config.latent is not None and config.latent is not None:
+        assert config.latent.norm_eps == pytest.approx(own_config.latent.norm_eps)
+        config = evolve(config, latent=evolve(config.latent, norm_eps=own_config.latent.norm_eps))
+    for field in ("norm_eps", "embedding_scale", "residual_scale", "attention_scale", "logit_scale"):
         assert getattr(config, field) == pytest.approx(getattr(own_config, field))
         config = evolve(config, **{field: getattr(own_config, field)})
     ropes = [rope.rotates for rope in own_config.ropes]

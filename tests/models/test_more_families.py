@@ -65,6 +65,14 @@ _YARN: Final = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+_LATENT: Final = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+}
 # By ``model_type``: what makes each itself, small enough that a prompt of a few dozen tokens passes every window.
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "gemma": {},
@@ -94,6 +102,11 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "mpt": {"max_seq_len": 512, "attn_config": {"clip_qkv": 4.0}},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 4.0},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24, "swiglu_limit": 2.0},
+    "youtu": _LATENT,
+    "deepseek_v2": _LATENT | _GROUPED | {"topk_method": "group_limited_greedy"},
+    "deepseek_v2 without groups": _LATENT | _GROUPED | {"model_type": "deepseek_v2", "q_lora_rank": None},
+    "deepseek_v3": _LATENT | _GROUPED,
+    "glm4_moe_lite": _LATENT | _GROUPED | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
     "phimoe": {"num_local_experts": 4, "router_jitter_noise": 0.4, "lm_head_bias": True, "attention_bias": True},
     "glm4_moe": _GROUPED | {"use_qk_norm": True, "attention_bias": True},
     "dots1": _GROUPED | {"norm_topk_prob": True, "sliding_window": 24, "max_window_layers": 1},
@@ -123,16 +136,11 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
 }
 GATED: Final = ("glm4_moe", "dots1", "exaone_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared", "hunyuan_v1_moe")
 """Families with shared experts, or whose experts are not chosen by a softmax alone."""
+LATENT: Final = ("youtu", "deepseek_v2", "deepseek_v2 without groups", "deepseek_v3", "glm4_moe_lite")
+"""Families with latent attention."""
 NOT_FUSED: Final = (
-    "phimoe",
-    "falcon",
-    "falcon with groups",
-    "falcon with alibi",
-    "bloom",
-    "mpt",
-    *GATED,
-    "hunyuan_v1_dense",
-    "ministral3",
+    *("phimoe", "falcon", "falcon with groups", "falcon with alibi", "bloom", "mpt", "hunyuan_v1_dense", "ministral3"),
+    *(*GATED, *LATENT),
 )
 """Families whose layers the native decoder does not compute."""
 PROMPT: Final = random_prompt(60)

@@ -49,6 +49,8 @@ def _why_not_triton(setup: AttentionSetup) -> str | None:
         return "its tokens, or those of its images, attend in both directions"
     if model.relative_biases:
         return "they have no relative biases"
+    if model.values_are_keys:
+        return "they have no latent attention"
     return why_not_triton(torch.empty(0, model.num_heads, model.head_dim, dtype=setup.dtype, device=setup.device))
 
 

@@ -23,7 +23,7 @@ _MIN_CAPACITY: Final = 64
 
 class ContiguousBackend(AttentionBackend):
     """Keeps the keys and values of each slot (one sequence) in a tensor, ``[num_layers, 2, capacity, num_kv_heads,
-    head_dim]``.
+    head_dim]``; 1 in place of 2 if keys are the values.
 
     The capacity doubles when it is full, so growing to n tokens copies fewer than 2n tokens in all.
 
@@ -64,7 +64,8 @@ class ContiguousBackend(AttentionBackend):
         if held is not None and held.shape[2] >= num_tokens:
             return
         capacity = max(num_tokens, _MIN_CAPACITY if held is None else 2 * held.shape[2])
-        shape = (self._config.num_layers, 2, capacity, self._config.num_kv_heads, self._config.head_dim)
+        kinds = 1 if self._config.values_are_keys else 2
+        shape = (self._config.num_layers, kinds, capacity, self._config.num_kv_heads, self._config.head_dim)
         grown = torch.empty(shape, dtype=self._dtype, device=self._device)
         if held is not None:
             grown[:, :, : held.shape[2]] = held
@@ -92,9 +93,10 @@ class _ContiguousStep(AttentionStep):
         token = 0
         for row, storage in zip(self._rows, self._storages, strict=True):
             last = token + row.num_new_tokens
-            keys, values = storage[layer]
+            keys, values = storage[layer, 0], storage[layer, -1]
             keys[row.start : row.end] = key[token:last]
-            values[row.start : row.end] = value[token:last]
+            if storage.shape[1] > 1:
+                values[row.start : row.end] = value[token:last]
             first = 0 if scores.window is None else max(0, row.start + 1 - scores.window)
             blocks = None if row.media is None else row.media.blocks_at(row.start, row.end, first)
             seen = slice(first, row.end)

@@ -74,8 +74,7 @@ class NativePagedBackend(PagedBackend):
     ) -> None:
         assert settings.device.type == "cpu", settings.device
         super().__init__(config, settings, num_blocks)
-        matrices = [tensor for layer in self._layers for tensor in (layer.key, layer.value)]
-        self._huge_pages = HugePages(workspace.library, matrices)
+        self._huge_pages = HugePages(workspace.library, [pages for layer in self._layers for pages in layer.pages])
         self._pages = NativePages(
             workspace,
             self._layers,

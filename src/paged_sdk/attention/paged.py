@@ -60,7 +60,9 @@ class PagedBackend(AttentionBackend):
                 # With windows, a sequence may be longer than the pool; devices try steps of any length over one block.
                 settings = settings.up_to(num_blocks * settings.block_size)
             self._layers = tuple(
-                settings.pages(layer, num_blocks, config.num_kv_heads, config.head_dim)
+                settings.pages(
+                    layer, num_blocks, config.num_kv_heads, config.head_dim, values_are_keys=config.values_are_keys
+                )
                 for layer in range(config.num_layers)
             )
         except RuntimeError as error:

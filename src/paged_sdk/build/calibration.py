@@ -23,6 +23,7 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_delta_block import GatedDeltaBlock
 from paged_sdk.models.gated_mlp import GatedMlp
+from paged_sdk.models.latent_attention_block import LatentAttentionBlock
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.plain_mlp import PlainMlp
@@ -218,6 +219,13 @@ class _Collector:
             mixer.input = self._watched(prefix, ("attn_qkv", "attn_gate"), mixer.input)
             mixer.rates = self._watched(prefix, ("ssm_beta", "ssm_alpha", "ssm_ba"), mixer.rates)
             mixer.output = self._watched(prefix, ("ssm_out",), mixer.output)
+        elif isinstance(mixer, LatentAttentionBlock):
+            query = ("attn_q",) if mixer.query_up is None else ("attn_q_a",)
+            mixer.query = self._watched(prefix, query, mixer.query)
+            if mixer.query_up is not None:
+                mixer.query_up = self._watched(prefix, ("attn_q_b",), mixer.query_up)
+            mixer.latent = self._watched(prefix, ("attn_kv_a_mqa",), mixer.latent)
+            mixer.output = self._watched(prefix, ("attn_output",), mixer.output)
         else:
             attention = layer.attention
             apart = ("attn_q", "attn_k", "attn_v")

@@ -40,6 +40,11 @@ def check_cache_type(
             f"auto or f8e4m3 for {shape.model_type}, which transformers runs: its keys are not seen before the rotary "
             "embedding"
         )
+    elif shape.values_are_keys:
+        allowed = (
+            f"auto or f8e4m3 for {shape.model_type}: 4-bit keys and values each need a basis of their own, and its "
+            "keys are the values, too"
+        )
     elif shape.head_dim % GROUP:
         allowed = f"auto or f8e4m3 for {shape.model_type}, whose heads of {shape.head_dim} are no multiple of {GROUP}"
     if allowed is not None:

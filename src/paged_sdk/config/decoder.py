@@ -8,6 +8,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
+from paged_sdk.config.latent_attention import LatentAttentionConfig
 from paged_sdk.config.recurrent import RecurrentConfig
 
 __all__ = [
@@ -224,6 +225,8 @@ class DecoderConfig:
     :ivar head_bias: whether the output projection has a bias
     :ivar moe: mixture-of-experts layers; None: every layer has a dense MLP
     :ivar recurrent: per layer: what it computes instead of attention; None: attention. Empty: every layer has attention
+    :ivar latent: latent attention in all layers: ``num_kv_heads`` is 1, ``head_dim`` is that of the key that is kept,
+        and the key is also the value; None: keys and values are kept
     :ivar bidirectional: whether tokens also attend to later tokens, within the window (encoders)
     :ivar num_image_layers: number of first layers after which image vectors are added to the residual stream
         (DeepStack of Qwen3-VL: Meng et al., 2024, arXiv 2406.04334)
@@ -278,6 +281,7 @@ class DecoderConfig:
     moe: MoeConfig | None = None
     num_image_layers: int = 0
     recurrent: tuple[RecurrentConfig | None, ...] = ()
+    latent: LatentAttentionConfig | None = None
     bidirectional: bool = False
 
     @property
@@ -291,7 +295,17 @@ class DecoderConfig:
     @property
     def kv_elements_per_token(self) -> int:
         """Return the KV elements per token over all layers: E in the pool-size formula of docs/architecture.md."""
-        return 2 * len(self.attention_layers) * self.num_kv_heads * self.head_dim
+        return self.kv_vectors_per_token * self.head_dim
+
+    @property
+    def kv_vectors_per_token(self) -> int:
+        """Return the keys and values that are kept per token, over all layers and KV heads."""
+        return (1 if self.values_are_keys else 2) * len(self.attention_layers) * self.num_kv_heads
+
+    @property
+    def values_are_keys(self) -> bool:
+        """Return whether a layer keeps only keys, which are its values, too."""
+        return self.latent is not None
 
     @property
     def attention_layers(self) -> Sequence[int]:

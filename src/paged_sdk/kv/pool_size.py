@@ -69,9 +69,12 @@ class DeviceMemory:
     free: int
 
 
-def fp8_scale_bytes(*, num_layers: int, num_kv_heads: int) -> int:
-    """Return the bytes of scales per token of an f8e4m3 cache: one float32 per layer, KV head, and K or V."""
-    return 2 * num_layers * num_kv_heads * SCALE_BYTES
+def fp8_scale_bytes(vectors_per_token: int) -> int:
+    """Return the bytes of scales per token of an f8e4m3 cache: one float32 per vector.
+
+    :param vectors_per_token: K and V vectors per token, over all layers and KV heads
+    """
+    return vectors_per_token * SCALE_BYTES
 
 
 def q4_scale_bytes(elements_per_token: int) -> int:

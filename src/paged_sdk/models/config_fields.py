@@ -56,6 +56,8 @@ _RANGES: Mapping[str, _Range] = MappingProxyType(
         "num_attention_heads": _Range(1, 2**16),
         "num_key_value_heads": _Range(1, 2**16),
         "head_dim": _Range(1, 2**16),
+        **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), _Range(1, 2**16)),
+        **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), _Range(1, 2**16)),
         "max_position_embeddings": _Range(1, 2**27),
         "original_max_position_embeddings": _Range(1, 2**27),
         **dict.fromkeys(_EPSILONS, _Range(0, 1)),

@@ -15,6 +15,7 @@ from paged_sdk.models.attention_block import AttentionBlock, load_attention_bloc
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.gated_delta_block import load_gated_delta_block
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
+from paged_sdk.models.latent_attention_block import load_latent_attention_block
 from paged_sdk.models.moe_mlp import MoeMlp, load_moe_mlp
 from paged_sdk.models.norms import load_norm
 from paged_sdk.models.plain_mlp import PlainMlp, load_plain_mlp
@@ -167,6 +168,8 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
 
 def _load_mixer(loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int) -> Mixer:
     recurrent, prefix = config.recurrent_layers.get(layer), names.layer(layer)
+    if recurrent is None and config.latent is not None:
+        return load_latent_attention_block(loader, config, config.latent, prefix, layer)
     if recurrent is None:
         return load_attention_block(loader, config, names, prefix, layer)
     prefix = f"{prefix}{names.recurrent}."

@@ -13,6 +13,7 @@ from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKi
 from paged_sdk.config.recurrent import GatedDeltaConfig, ShortConvConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.weights.gguf.config import GEMMA3_LOCAL_THETA, GEMMA3_PERIOD
+from paged_sdk.weights.gguf.latent_attention import latent_metadata, why_not_latent
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.gguf.routing import SHARED_SIZE, missing_in_gguf, routing_metadata
 
@@ -23,6 +24,7 @@ _ARCHITECTURE_OF: Final = MappingProxyType(
     {each.model_type: name for name, each in ARCHITECTURES.items() if name != "gpt-oss" and not each.is_encoder}
     | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
     | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}
+    | dict.fromkeys(("youtu",), "deepseek2")
 )
 
 
@@ -64,6 +66,10 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
     }
+    if config.latent is not None:
+        if (lack := why_not_latent(config, config.latent, rope)) is not None:
+            raise not_writable(config, lack)
+        values |= latent_metadata(config, config.latent, rope)
     if rope.rotates:
         values |= {"rope.dimension_count": rope.rotary_dim, "rope.freq_base": float(rope.theta)}
     if config.moe is not None:

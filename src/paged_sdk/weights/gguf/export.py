@@ -19,8 +19,8 @@ from torch import Tensor
 from paged_sdk.config.decoder import DecoderConfig, RopeKind
 from paged_sdk.config.recurrent import GatedDeltaConfig
 from paged_sdk.errors import shown
-from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
-from paged_sdk.weights.gguf.architecture import EACH, RATES, TILED, GgufArchitecture, stem_of
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, RATES, TILED, GgufArchitecture, stem_of
 from paged_sdk.weights.gguf.config_export import gguf_architecture, global_rope, not_writable
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.qkv_order import qkv_order, qkvz_order, rows_of_heads, runs, tiled_heads
@@ -61,7 +61,7 @@ class GgufPlace:
     """Locates a checkpoint's tensor in a GGUF file.
 
     :ivar names: the name of the GGUF tensor; two names if the checkpoint merges the experts' gate and up projections,
-        or the projections of gated delta networks, which GGUF keeps apart
+        those of gated delta networks, or those of latent vectors to keys and values, which GGUF keeps apart
     :ivar expert: the number of the expert that the matrix belongs to, or of the head that the norm belongs to; None if
         the tensor is neither
     """
@@ -139,6 +139,8 @@ def gguf_tensors(
             stacks.setdefault(stored, {})[expert] = name
         elif place.is_stack:
             found |= _merged_experts(source, name, [stored, *others], config)
+        elif stem_of(stored) in LATENT_UP:
+            found |= _latent_up(source, name, [stored, *others], config)
         elif others:
             found |= _delta_inputs(source, name, [stored, *others], config)
         else:
@@ -306,6 +308,33 @@ def _delta_inputs(
         matrices = [whole.rows(slice(first, end)) for first, end in runs(rows)]
         found[own] = GgufMatrix(shape=(len(rows), whole.shape[1]), matrices=matrices)
     return found
+
+
+def _latent_up(source: WeightSource, name: str, stored: Sequence[str], config: DecoderConfig) -> dict[str, GgufMatrix]:
+    """Split the projection of latent vectors into that to keys, transposed for each head, and that to values."""
+    latent, heads, whole = config.latent, config.num_heads, source.matrix(name)
+    assert latent is not None
+    keys, values, rank = latent.nope_dim, latent.value_dim, latent.rank
+    if whole.shape != (heads * (keys + values), rank):
+        expected = f"expected {[heads * (keys + values), rank]}"
+        raise malformed(source, name, f"tensor {shown(name)} has shape {list(whole.shape)}: {expected}")
+    firsts = range(0, whole.shape[0], keys + values)
+    of_keys = [whole.rows(slice(first, first + keys)) for first in firsts]
+    of_values = [whole.rows(slice(first + keys, first + keys + values)) for first in firsts]
+    return {
+        stored[0]: GgufMatrix(shape=(heads, rank, keys), matrices=list(map(_transposed, of_keys))),
+        stored[1]: GgufMatrix(shape=(heads, values, rank), matrices=of_values),
+    }
+
+
+def _transposed(matrix: StoredMatrix) -> DenseMatrix:
+    """Return the transposed matrix, which is decoded when it is read."""
+
+    def read(first: int, last: int) -> Tensor:
+        return matrix.decoded(torch.float32).T[first:last].contiguous()
+
+    rows, cols = matrix.shape
+    return DenseMatrix(UnreadRows(shape=(cols, rows), itemsize=torch.float32.itemsize, read=read))
 
 
 def _column(source: WeightSource, name: str) -> DenseMatrix:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from paged_sdk.errors import shown
+from paged_sdk.weights.gguf.latent_attention import latent_config
 from paged_sdk.weights.gguf.model import GgufModel
 from paged_sdk.weights.gguf.routing import ernie_config, grouped_config, hunyuan_moe_config, minimax_config
 
@@ -384,6 +385,7 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "falcon": _falcon,
         "bloom": _bloom,
         "mpt": _mpt,
+        "deepseek2": latent_config,
     }
 )
 """Functions that make the architecture's own part of a config, by GGUF architecture."""

@@ -14,7 +14,10 @@ from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, show
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.gguf.tensor import GgufTensor
 
-__all__ = ["GgufModel"]
+__all__ = ["LATENT", "GgufModel"]
+
+LATENT: Final = frozenset({"deepseek2"})
+"""Architectures with latent attention, whose heads are described by other keys."""
 
 _IN_ALL_LAYERS: Final = MappingProxyType(
     dict.fromkeys(("lfm2", "lfm2moe"), "ffn_norm")
@@ -106,6 +109,9 @@ class GgufModel:
 
     @property
     def head_dim(self) -> int:
+        """Return the size of a head; with latent attention, that of the part that is rotated."""
+        if self.architecture in LATENT:
+            return self.integer("rope.dimension_count")
         shared = self.integer("embedding_length") // self.integer("attention.head_count")
         # Older llama files only have the rotary dimension, which for llama is the head size.
         fallback = self.integer("rope.dimension_count", shared) if self.architecture == "llama" else shared

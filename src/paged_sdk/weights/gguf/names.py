@@ -6,7 +6,8 @@ weights of gemma, nemotron and those with gated delta networks have 1 added; the
 stacked, as are stablelm's per-head norms; fused QKV matrices have all queries, all keys, all values (falcon's and
 bloom's checkpoints group them by KV head); Qwen3-Reranker's rank head has two rows, which are to be subtracted;
 convolutions have one dimension less; and of gated delta networks, the logarithms of decay rates become the negated
-rates, qwen3next's fused projection is two matrices without groups of rows, and qwen35's value heads have another order.
+rates, qwen3next's fused projection is two matrices without groups of rows, and qwen35's value heads have another order;
+and deepseek2's projection of latent vectors is two stacks of a matrix per head, those of keys transposed.
 
 The table is our own. The gguf package's maps go from every name that any checkpoint has used to GGUF's: inverting them
 takes a list of the Hugging Face names of each architecture, which is this table. The package would also require pyyaml
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from paged_sdk.weights.gguf.architecture import EACH, TOP_NAMES, GgufArchitecture
+from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, TOP_NAMES, GgufArchitecture
 
 __all__ = ["ARCHITECTURES", "RANK_HEAD"]
 
@@ -156,6 +157,17 @@ _MPT = {
 _NORMS_OF_HEADS = {
     "attn_q_norm": f"self_attn.q_layernorm.norms.{EACH}",
     "attn_k_norm": f"self_attn.k_layernorm.norms.{EACH}",
+}
+_LATENT = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_output": "self_attn.o_proj",
 }
 _BERT = {
     "attn_q": "attention.self.query",
@@ -356,6 +368,12 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             top_names=TOP_NAMES | {"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"},
             body="transformer.",
             layers="blocks",
+        ),
+        # Older files have attn_kv_b, as Hugging Face's checkpoints do.
+        "deepseek2": GgufArchitecture(
+            model_type="deepseek_v2",
+            block_names=_LATENT | _PRE_NORM | _MLP,
+            joined={"self_attn.kv_b_proj": LATENT_UP},
         ),
         # XLM-RoBERTa, RoBERTa and DistilBERT, too: their layers are BERT's.
         "bert": GgufArchitecture(
