@@ -32,9 +32,9 @@ SHOWN: Final = {
     "demo": "from prefix cache",
     "environment": "by the code: paged, blocks of 16, prefix cache on",
     "fp8_kv_cache": "f8e4m3:",
+    "kv_pool": "completion: ",
     "mistralrs_runner": "Usage(",
     "multi_turn": "of them cached",
-    "paged_attn": "completion: ",
     "search_and_choose": "is nearest to",
     "speculative": "the same text: True",
     "streaming": "first token after",
@@ -44,8 +44,8 @@ SHOWN: Final = {
 """Example that runs a model -> a part of what it prints."""
 
 SHOWN_OF_KERNELS: Final = {
+    "attention_layer": "decode: (1, 1, 4096) over 1028 keys",
     "chunked_prefill": "rows end after [4096, 8192, 12288] keys",
-    "paged_attention": "decode: (1, 1, 4096) over 1028 keys",
 }
 """Example of operations on tensors -> a part of what it prints, before the largest difference between two ways."""
 

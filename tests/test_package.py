@@ -168,6 +168,23 @@ def test_no_tensor_library_until_a_model_is_built(use: str) -> None:
     assert run_python(f"import sys, paged_sdk; {use}; print(sorted({heavy} & set(sys.modules)))") == "[]\n"
 
 
+@pytest.mark.parametrize("path", ["./no/such/model", "no/such/place/model.gguf"])
+def test_a_wrong_path_is_told_before_the_tensor_libraries_are_imported(path: str) -> None:
+    program = f"""
+import asyncio, sys
+from paged_sdk import ModelLoadError, TextModelBuilder
+
+async def main():
+    try:
+        await TextModelBuilder({path!r}).build()
+    except ModelLoadError as error:
+        print("does not exist" in str(error), "torch" in sys.modules)
+
+asyncio.run(main())
+"""
+    assert run_python(program) == "True False\n"
+
+
 def test_types_are_shipped() -> None:
     assert files("paged_sdk").joinpath("py.typed").is_file()
     pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))

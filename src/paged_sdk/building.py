@@ -63,6 +63,10 @@ class Building(Opening[Model]):
                 raise ModelLoadError("the loading was cancelled")  # never seen: the caller was cancelled
 
         def load() -> ModelParts:
+            if not self._settings.is_to_be_divided:  # other ranks are told of an error once there is a connection
+                from paged_sdk.weights.hub import check_exists
+
+                check_exists(self._source.location)  # a wrong path is not found only seconds later
             # Imported here because the tensor libraries take over a second to import, which belongs in the helper
             # thread.
             with collector_paused():

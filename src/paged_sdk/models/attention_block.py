@@ -51,6 +51,8 @@ class AttentionBlock:
         self._clip = config.qkv_clip
         self._norms_last = config.qk_norm_after_rope
         self._num_gates = own.num_heads if config.attention_gate else 0
+        self._num_heads = own.num_heads
+        self._scales = config.branch_scales
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -63,8 +65,13 @@ class AttentionBlock:
         :param x: ``[num_tokens, hidden_size]``
         :param rotation: the rotary embedding's cosines and sines at the tokens' positions
         """
+        scales = self._scales
+        if scales is not None and scales.attention_input != 1.0:
+            x = x * scales.attention_input
         heads = torch.unflatten(self.qkv.forward(x, ctx), -1, (-1, self._head_dim))
         gates, heads = self._without_gates(heads)
+        if scales is not None and scales.key != 1.0:
+            heads[:, self._num_heads : self._num_qk_heads] *= scales.key
         query_key, value = heads[:, : self._num_qk_heads], heads[:, self._num_qk_heads :]
         if self.qk_norm is not None and not self._norms_last:
             query_key = self.qk_norm.forward(query_key)
@@ -77,7 +84,8 @@ class AttentionBlock:
         attended = self._attend(query_key, value, rotation, ctx)
         if gates is not None:
             attended = attended * gates.sigmoid()
-        return self.output.forward(attended.flatten(1), ctx)
+        output = self.output.forward(attended.flatten(1), ctx)
+        return output if scales is None else output * scales.attention_output
 
     def _attend(self, query_key: Tensor, value: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
         """Rotate queries and keys, and attend over the KV cache.

@@ -17,7 +17,7 @@ from paged_sdk.system.files import is_file
 from paged_sdk.weights.gguf.split import split_parts
 from paged_sdk.weights.pickles import PICKLE_IS_REFUSED, find_pickle
 
-__all__ = ["resolve_beside", "resolve_model", "resolve_tokenizer"]
+__all__ = ["check_exists", "resolve_beside", "resolve_model", "resolve_tokenizer"]
 
 MAX_LISTED = 8
 """The most file names that an error lists: a home directory may hold hundreds of GGUF files."""
@@ -72,6 +72,17 @@ def resolve_model(
     if not _is_hub_id(name):
         raise _missing(str(model), path)
     return _on_hub(_Repository(name, revision, token), filename, quantization, gguf)
+
+
+def check_exists(model: str | Path) -> None:
+    """Check that a model exists, unless its name may be an id on the Hub.
+
+    :raises ModelLoadError: it does not
+    """
+    path = _path(str(model))
+    name = str(model).partition(":")[0]
+    if not (os.path.exists(path) or os.path.isdir(_path(name)) or _is_hub_id(name)):
+        raise _missing(str(model), path)
 
 
 def resolve_beside(model: str, name: str, *, revision: str | None = None, token: str | bool | None = None) -> Path:

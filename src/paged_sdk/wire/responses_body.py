@@ -215,6 +215,7 @@ class ResponsesBody(InputBody, total=False):
         int | None, Bounds(0, MAX_TOP_LOGPROBS), "How many of the likeliest tokens to return with each."
     ]
     metadata: Annotated[dict[str, str] | None, "Returned with the response, and not stored."]
+    client_metadata: Annotated[dict[str, str] | None, "Labels of the client's own, which have no effect."]
     user: Annotated[str | None, "A label for the end user, for the server's log."]
     safety_identifier: Annotated[str | None, "A label for the end user, for the server's log."]
     prompt_cache_key: Annotated[str | None, "A group of similar prompts; all groups share one cache."]

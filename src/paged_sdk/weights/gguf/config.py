@@ -27,7 +27,7 @@ _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 _MIXTURES = frozenset(
     {
         *("llama", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe"),
-        *("glm4moe", "dots1", "ernie4_5-moe", "minimax-m2", "hunyuan-moe"),
+        *("glm4moe", "dots1", "ernie4_5-moe", "minimax-m2", "hunyuan-moe", "deepseek2"),
     }
 )
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", SHARED_SIZE)
@@ -162,7 +162,7 @@ def _mlp_size(model: GgufModel) -> int:
     """Return the width of dense MLPs; files of qwen35moe, which has none, state that of an expert alone."""
     if model.architecture == "qwen35moe" and model.metadata.get("qwen35moe.feed_forward_length") is None:
         return model.integer("expert_feed_forward_length")
-    return model.integer("feed_forward_length")
+    return max(model.of_layers("feed_forward_length"))
 
 
 def _biases(model: GgufModel) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The attention layer for a model of one's own: a prompt, then one token after another, on a paged KV cache.
 
-python examples/paged_attention.py
+python examples/attention_layer.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Paged attention with a pool of one's own size: the `paged_attn` example of mistral.rs, in Python.
 
-python examples/paged_attn.py [MODEL]
+python examples/kv_pool.py [MODEL]
 """
 
 from __future__ import annotations
