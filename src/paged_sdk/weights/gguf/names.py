@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from attrs import evolve
+
 from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, TOP_NAMES, GgufArchitecture
 
 __all__ = ["ARCHITECTURES", "RANK_HEAD"]
@@ -218,6 +220,21 @@ _MODERN_BERT = {
     "ffn_up": "mlp.Wi",
     "ffn_down": "mlp.Wo",
 }
+_GRANITE_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": f"block_sparse_moe.experts.{EACH}.gate_proj",
+    "ffn_up_exps": f"block_sparse_moe.experts.{EACH}.up_proj",
+    "ffn_down_exps": f"block_sparse_moe.experts.{EACH}.down_proj",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+_GRANITE_HYBRID = GgufArchitecture(
+    model_type="granitemoehybrid",
+    block_names=_ATTENTION | _PRE_NORM | _MAMBA | {"ffn_down": "shared_mlp.output_linear"},
+    bare_names=_BARE_MAMBA,
+    joined={"shared_mlp.input_linear": ("ffn_gate", "ffn_up")},
+    permuted_qk=True,
+    bias_groups={"attention_bias": tuple(_PROJECTIONS)},
+)
 #: Maps GGUF's ``general.architecture`` to its description. Mistral and Mixtral models are "llama" too.
 ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
     {
@@ -352,13 +369,13 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             norm_offset=1.0,
             plain_norms=("ssm_norm",),
         ),
-        "granitehybrid": GgufArchitecture(
-            model_type="granitemoehybrid",
-            block_names=_ATTENTION | _PRE_NORM | _MAMBA | {"ffn_down": "shared_mlp.output_linear"},
-            bare_names=_BARE_MAMBA,
-            joined={"shared_mlp.input_linear": ("ffn_gate", "ffn_up")},
-            permuted_qk=True,
-            bias_groups={"attention_bias": tuple(_PROJECTIONS)},
+        "granitehybrid": evolve(
+            _GRANITE_HYBRID,
+            mixture=evolve(
+                _GRANITE_HYBRID,
+                block_names=_ATTENTION | _PRE_NORM | _MAMBA | _GRANITE_EXPERTS,
+                joined={"shared_mlp.input_linear": ("ffn_gate_shexp", "ffn_up_shexp")},
+            ),
         ),
         "falcon-h1": GgufArchitecture(
             model_type="falcon_h1",

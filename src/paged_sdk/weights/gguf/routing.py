@@ -38,7 +38,7 @@ _SIGMOIDS: Final = (_GROUPED - _BOTH) | {"lfm2moe", "minimax-m2"}
 _SIGMOIDS_UNSAID: Final = frozenset({(47, 154_880), (48, 154_880)})
 # Keys of which the value is read for these architectures; others must not have them.
 _KEYS: Final[Mapping[str, Collection[str]]] = MappingProxyType(
-    dict.fromkeys(("qwen2moe", "qwen3next", "qwen35moe"), (SHARED_SIZE,))
+    dict.fromkeys(("qwen2moe", "qwen3next", "qwen35moe", "granitehybrid"), (SHARED_SIZE,))
     | dict.fromkeys(_GROUPED, (_SHARED_COUNT, SHARED_SIZE, _SCALE, _GROUPS))
     | {"ernie4_5-moe": (_SHARED_COUNT, SHARED_SIZE), "hunyuan-moe": (_SHARED_COUNT, SHARED_SIZE)}
 )
