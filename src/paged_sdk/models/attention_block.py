@@ -56,8 +56,8 @@ class AttentionBlock:
         self._num_qk_heads = own.num_heads + shape.num_kv_heads
         self._rope = config.ropes[layer]
         self._clip = config.qkv_clip
+        self._norms_last = config.qk_norm_after_rope
         self._num_gates = own.num_heads if config.attention_gate else 0
-        self._num_heads = own.num_heads
         self._scales = config.branch_scales
 
     @property
@@ -81,7 +81,7 @@ class AttentionBlock:
         query_key, value = heads[:, : self._num_qk_heads], heads[:, self._num_qk_heads :]
         if self.shape.keys_as_values:
             value = query_key[:, self._num_heads :]
-        if self.qk_norm is not None:
+        if self.qk_norm is not None and not self._norms_last:
             query_key = self.qk_norm.forward(query_key)
         if self.value_norm is not None:
             value = self.value_norm.forward(value)
@@ -89,15 +89,29 @@ class AttentionBlock:
             query_key, value = (each.clamp(-self._clip, self._clip) for each in (query_key, value))
         if self._rope.interleaved:
             query_key = side_by_side_to_halves(query_key, self._rope.rotary_dim)
-        if self.shape.kv_layer is None:
-            attended = ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation, self.sinks)
-        else:
-            rotation.rotate_(query_key)
-            attended = ctx.attention.attend(self._layer, query_key, self.sinks)
+        if rotation.query_scale is not None:
+            query_key[:, : self._num_heads] *= rotation.query_scale[:, None, None]
+        attended = self._attend(query_key, value, rotation, ctx)
         if gates is not None:
             attended = attended * gates.sigmoid()
         output = self.output.forward(attended.flatten(1), ctx)
         return output if scales is None else output * scales.attention_output
+
+    def _attend(self, query_key: Tensor, value: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
+        """Rotate queries and keys, and attend over the KV cache.
+
+        :param query_key: ``[num_tokens, num_heads + num_kv_heads, head_dim]``, changed in place; queries alone in a
+            layer that attends over the keys of another
+        """
+        if self.shape.kv_layer is not None:
+            rotation.rotate_(query_key)
+            return ctx.attention.attend(self._layer, query_key, self.sinks)
+        if self.qk_norm is None or not self._norms_last:
+            return ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation, self.sinks)
+        rotation.rotate_(query_key)
+        normed = self.qk_norm.forward(query_key)
+        query, key = normed[:, : self._num_heads], normed[:, self._num_heads :]
+        return ctx.attention.forward(self._layer, query, key, value, self.sinks)
 
     def _without_gates(self, heads: Tensor) -> tuple[Tensor | None, Tensor]:
         """Return the gates, ``[num_tokens, num_heads, head_dim]``, and queries, keys and values; None: no gates."""
