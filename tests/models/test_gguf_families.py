@@ -202,6 +202,16 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
             "rope.dimension_count": 8,
         },
     ),
+    "hunyuan-dense": ({"model_type": "hunyuan_v1_dense", **_TIED}, {}),
+    "hunyuan-moe": (
+        {"model_type": "hunyuan_v1_moe", "num_experts": 8, "moe_topk": 3},
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 96,
+            "expert_shared_feed_forward_length": 96,
+        },
+    ),
     "starcoder2": ({"model_type": "starcoder2", **_TIED}, {"attention.sliding_window": 8}),
     "command-r": ({"model_type": "cohere", "use_qk_norm": True, "logit_scale": 0.5, **_TIED}, {"logit_scale": 0.5}),
     "cohere2": (

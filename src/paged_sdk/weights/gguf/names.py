@@ -63,6 +63,13 @@ _SHARED_EXPERTS = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+_HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+_HUNYUAN_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate.wg",
+    "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
+    "ffn_up_shexp": "mlp.shared_mlp.up_proj",
+    "ffn_down_shexp": "mlp.shared_mlp.down_proj",
+}
 _CHOICE_BIAS = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
 _GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -302,6 +309,13 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             model_type="minimax_m2",
             block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MIXTRAL_EXPERTS,
             bare_names={"exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"},
+        ),
+        "hunyuan-dense": GgufArchitecture(
+            model_type="hunyuan_v1_dense", block_names=_ATTENTION | _HUNYUAN_NORMS | _PRE_NORM | _MLP
+        ),
+        "hunyuan-moe": GgufArchitecture(
+            model_type="hunyuan_v1_moe",
+            block_names=_ATTENTION | _HUNYUAN_NORMS | _PRE_NORM | _EXPERTS | _HUNYUAN_EXPERTS,
         ),
         "starcoder2": GgufArchitecture(
             model_type="starcoder2",
