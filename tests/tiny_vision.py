@@ -233,6 +233,30 @@ VISION_FAMILIES: Final[dict[str, _Family]] = {
         settings=_QWEN_SETTINGS,
         placeholder="<|vision_start|><image><|vision_end|>",
     ),
+    "qwen3_vl_moe": _Family(
+        config={
+            "text_config": {
+                "model_type": "qwen3_vl_moe_text",
+                **_TEXT,
+                "num_hidden_layers": 3,
+                "mlp_only_layers": [1],
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 48,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10_000.0,
+                    "mrope_section": [4, 2, 2],
+                    "mrope_interleaved": True,
+                },
+            },
+            "vision_config": {**_QWEN3_VISION, "deepstack_visual_indexes": [0, 1]},
+            "image_token_id": _IMAGE_TOKEN,
+        },
+        processor="Qwen2VLImageProcessorPil",
+        settings=_QWEN_SETTINGS,
+        placeholder="<|vision_start|><image><|vision_end|>",
+    ),
     "qwen3_5": _Family(
         config={
             "text_config": {"model_type": "qwen3_5_text", **_QWEN35_TEXT},

@@ -121,6 +121,19 @@ def test_logits_are_those_of_transformers(model_type: str, tmp_path: Path) -> No
     assert_near_in_8_bits(reference, tmp_path)
 
 
+# All at once, and one after the other.
+@pytest.mark.parametrize("model_type", ["hy_v3", "minimax_m3_vl_text"])
+@pytest.mark.parametrize("isq", [IsqType.Q4_0, IsqType.AFQ4])
+def test_tokens_do_not_depend_on_one_another(model_type: str, isq: IsqType, tmp_path: Path) -> None:
+    """Many rows of an expert are multiplied as few are, to the last bit."""
+    model = through_the_door(tiny_model(model_type), tmp_path, isq=isq)
+    hidden, indices, weights = torch.randn(80, 64), torch.tensor([[1, 3]] * 80), torch.rand(80, 2)
+    for own in model.seam.experts.values():
+        together = own.mix(hidden, indices, weights)
+        alone = [own.mix(*(each[row : row + 1] for each in (hidden, indices, weights))) for row in range(80)]
+        assert torch.equal(together, torch.cat(alone))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

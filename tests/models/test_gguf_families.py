@@ -202,6 +202,16 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
             "rope.dimension_count": 8,
         },
     ),
+    "hunyuan-dense": ({"model_type": "hunyuan_v1_dense", **_TIED}, {}),
+    "hunyuan-moe": (
+        {"model_type": "hunyuan_v1_moe", "num_experts": 8, "moe_topk": 3},
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 96,
+            "expert_shared_feed_forward_length": 96,
+        },
+    ),
     "starcoder2": ({"model_type": "starcoder2", **_TIED}, {"attention.sliding_window": 8}),
     "command-r": ({"model_type": "cohere", "use_qk_norm": True, "logit_scale": 0.5, **_TIED}, {"logit_scale": 0.5}),
     "cohere2": (
@@ -269,6 +279,28 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
             **_GRANITE_KEYS,
             "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in _KINDS],
             "rope.scaling.finetuned": False,
+        },
+    ),
+    "granitehybrid with experts": (
+        {
+            "model_type": "granitemoehybrid",
+            **_TIED,
+            **_MAMBA,
+            "layer_types": _KINDS,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 32,
+            "shared_intermediate_size": 48,
+            "position_embedding_type": "rope",
+            **_GRANITE,
+        },
+        {
+            **_MAMBA_KEYS,
+            **_GRANITE_KEYS,
+            "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in _KINDS],
+            "expert_count": 4,
+            "expert_used_count": 2,
+            **_SHARED_KEYS,
         },
     ),
     "falcon-h1": (
@@ -488,14 +520,18 @@ def write(
             for own_name, made in mamba.items():
                 writer.add_tensor(own_name, made.contiguous().numpy())
             continue
+        shared = "shared_expert." if "expert_count" in own else ""
         if name.endswith("shared_mlp.input_linear.weight"):
             gate, up = tensor.chunk(2)
             parts = {
-                name.replace("shared_mlp.input_linear", f"mlp.{own_name}_proj"): part
+                name.replace("shared_mlp.input_linear", f"mlp.{shared}{own_name}_proj"): part
                 for own_name, part in (("gate", gate), ("up", up))
             }
         if name.endswith("shared_mlp.output_linear.weight"):
-            parts = {name.replace("shared_mlp.output_linear", "mlp.down_proj"): tensor}
+            parts = {name.replace("shared_mlp.output_linear", f"mlp.{shared}down_proj"): tensor}
+        parts = {part.replace("block_sparse_moe.experts", "mlp.experts"): each for part, each in parts.items()}
+        if name.endswith("block_sparse_moe.router.weight"):
+            parts = {name.replace("router", "router.layer"): tensor}
         if architecture == "nemotron_h":
             parts = {name.replace("model.", "backbone."): tensor}
         if name.endswith(".kv_b_proj.weight") and "attention.key_length_mla" in own:
@@ -682,7 +718,12 @@ def test_what_llama_cpp_does_not_compute_is_not_written(config: dict[str, Any], 
     "architecture",
     [
         *("falcon", "falcon with two norms", "bloom", "stablelm with norms of heads"),
-        *("qwen35 with layers in no order", "qwen35moe", "granitehybrid", "falcon-h1 with norms"),
+        *(
+            "qwen35 with layers in no order",
+            "qwen35moe",
+            "granitehybrid",
+            "falcon-h1 with norms",
+        ),
         *(pytest.param(name, marks=pytest.mark.long) for name in ("lfm2moe", "qwen3next")),
     ],
 )
@@ -699,6 +740,15 @@ def test_transformers_reads_what_becomes_of_a_file(architecture: str, tmp_path: 
     with torch.inference_mode():
         expected, found = reference(prompt).logits, read.eval()(prompt).logits
     assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_experts_of_granite_are_not_put_together(tmp_path: Path) -> None:
+    built(FAMILIES["granitehybrid with experts"][0], tmp_path).save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
+    path = write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32")
+    with pytest.raises(UnsupportedArchitectureError, match="all experts of a layer in one tensor"):
+        write_safetensors(path, tmp_path / "back", type="F32")
+    assert not (tmp_path / "back").exists()
 
 
 @needs_library

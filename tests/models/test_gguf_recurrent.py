@@ -195,6 +195,24 @@ def test_quantized_layers_stay_packed(architecture: str, kind: str, tmp_path: Pa
     assert (found[1] - found[0]).norm() < 0.4 * found[0].norm()
 
 
+@needs_library
+@pytest.mark.parametrize("architecture", ["granitehybrid", pytest.param("falcon-h1", marks=pytest.mark.long)])
+def test_quantized_mamba_layers_stay_packed(architecture: str, tmp_path: Path) -> None:
+    """Gate and up of granitehybrid, too, which are one matrix in Hugging Face's order."""
+    wide = {"hidden_size": 256, "intermediate_size": 256, "shared_intermediate_size": 256, "initializer_range": 0.08}
+    sizes = {"mamba_n_heads": 16, "mamba_d_ssm": 512}
+    _, path = saved(FAMILIES[architecture][0] | wide | sizes, "Q4_K_M", tmp_path)
+    source, prompt, found = GgufSource(path), random_prompt(40), []
+    for policy in (WeightPolicy(), WeightPolicy(keep_blocks=True, workspace=workspace())):
+        model = load_model(source.config, source, dtype=torch.float32, placement=CPU, policy=policy)
+        found += logits(model, paged(16)(model), [(prompt, 0, [0, 1, 2])])
+    source.close()
+    for layer in model.layers:
+        for linear in layer.linears:
+            assert linear.num_bytes < 2 * linear.in_features * linear.out_features
+    assert (found[1] - found[0]).norm() < 0.3 * found[0].norm()  # activations are rounded to 8 bits
+
+
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
     reference = built(FAMILIES["qwen35"][0], tmp_path)
     own = {**FAMILIES["qwen35"][1], "block_count": 5, "nextn_predict_layers": 1}

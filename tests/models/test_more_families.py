@@ -57,6 +57,14 @@ _GRANITE: Final = {
     "attention_multiplier": 0.2,
     "logits_scaling": 4.0,
 }
+_YARN: Final = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 _LATENT: Final = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
@@ -122,12 +130,18 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     },
     "granitemoe": _GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3},
     "granitemoeshared": _GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3, "shared_intermediate_size": 48},
+    "hunyuan_v1_dense": {"attention_bias": True, "rope_scaling": {"type": "dynamic", "alpha": 20.0, "factor": 1.0}},
+    "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": [3] * 3},
+    "ministral3": {"rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}},
 }
-GATED: Final = ("glm4_moe", "dots1", "exaone_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared")
+GATED: Final = ("glm4_moe", "dots1", "exaone_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared", "hunyuan_v1_moe")
 """Families with shared experts, or whose experts are not chosen by a softmax alone."""
 LATENT: Final = ("youtu", "deepseek_v2", "deepseek_v2 without groups", "deepseek_v3", "glm4_moe_lite")
 """Families with latent attention."""
-NOT_FUSED: Final = ("phimoe", "falcon", "falcon with groups", "falcon with alibi", "bloom", "mpt", *GATED, *LATENT)
+NOT_FUSED: Final = (
+    *("phimoe", "falcon", "falcon with groups", "falcon with alibi", "bloom", "mpt", "hunyuan_v1_dense", "ministral3"),
+    *(*GATED, *LATENT),
+)
 """Families whose layers the native decoder does not compute."""
 PROMPT: Final = random_prompt(60)
 

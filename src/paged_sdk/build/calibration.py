@@ -39,8 +39,7 @@ from paged_sdk.system.files import read_text
 from paged_sdk.types.step import StepRow
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.gguf.config_export import gguf_architecture
-from paged_sdk.weights.gguf.export import column_order
-from paged_sdk.weights.gguf.names import ARCHITECTURES
+from paged_sdk.weights.gguf.export import architecture_of, column_order
 from paged_sdk.weights.importance import ImportanceMatrix
 
 __all__ = ["CHUNK_TOKENS", "calibrate"]
@@ -185,7 +184,7 @@ class _Collector:
 
     def __init__(self, model: DecoderModel) -> None:
         architecture = gguf_architecture(model.config)
-        known = ARCHITECTURES[architecture]
+        known = architecture_of(model.config)
         self._own_names = {*known.block_names, *(stem for stems in known.joined.values() for stem in stems)}
         self._config = model.config
         self._squares: dict[str, _Squares] = {}

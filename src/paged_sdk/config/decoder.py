@@ -96,6 +96,8 @@ class RopeConfig:
     :ivar inv_freq_divisors: one divisor per frequency, applied before the kind's formula (GGUF's rope_freqs)
     :ivar interleaved: True: element 2i of a head is paired with element 2i + 1 (glm, cohere); False: element i with
         element i + rotary_dim / 2
+    :ivar query_scale_beta: queries at position p are multiplied by ``1 + query_scale_beta * log(1 + floor(p /
+        original_max_position))`` (ministral3)
     :ivar rotates: False: nothing is rotated, and the other settings have no effect (:data:`NO_ROPE`)
     """
 
@@ -117,6 +119,7 @@ class RopeConfig:
     long_factor: tuple[float, ...] = ()
     inv_freq_divisors: tuple[float, ...] = ()
     interleaved: bool = False
+    query_scale_beta: float = 0.0
     rotates: bool = True
     axis_of_frequency: tuple[int, ...] = ()
 
@@ -234,6 +237,7 @@ class DecoderConfig:
         normalized vector to the model's dtype before the multiplication
     :ivar gated_mlp: False: MLPs are ``down(activation(up(x)))``
     :ivar qk_norm: whether queries and keys are normalized, as ``qk_norm_weights`` and ``qk_norm_bias`` specify
+    :ivar qk_norm_after_rope: whether queries and keys are normalized after their rotation (hunyuan)
     :ivar input_norms: norms before attention and before the MLP (all but olmo2 and its kin)
     :ivar sandwich_norms: norms after attention and after the MLP, before the residual (gemma)
     :ivar parallel_residual: attention and the MLP read the same input, and both outputs are added to the residual at
@@ -298,6 +302,7 @@ class DecoderConfig:
     qk_norm: bool = False
     qk_norm_weights: QkNormWeights = QkNormWeights.SHARED
     qk_norm_bias: bool = False
+    qk_norm_after_rope: bool = False
     input_norms: bool = True
     sandwich_norms: bool = False
     parallel_residual: bool = False

@@ -45,9 +45,11 @@ class AttentionBlock:
         self._layer = layer
         self._head_dim = config.head_dim
         own = shard.local(config)
+        self._num_heads = own.num_heads
         self._num_qk_heads = own.num_heads + own.num_kv_heads
         self._rope = config.ropes[layer]
         self._clip = config.qkv_clip
+        self._norms_last = config.qk_norm_after_rope
         self._num_gates = own.num_heads if config.attention_gate else 0
         self._num_heads = own.num_heads
         self._scales = config.branch_scales
@@ -71,17 +73,31 @@ class AttentionBlock:
         if scales is not None and scales.key != 1.0:
             heads[:, self._num_heads : self._num_qk_heads] *= scales.key
         query_key, value = heads[:, : self._num_qk_heads], heads[:, self._num_qk_heads :]
-        if self.qk_norm is not None:
+        if self.qk_norm is not None and not self._norms_last:
             query_key = self.qk_norm.forward(query_key)
         if self._clip is not None:
             query_key, value = (each.clamp(-self._clip, self._clip) for each in (query_key, value))
         if self._rope.interleaved:
             query_key = side_by_side_to_halves(query_key, self._rope.rotary_dim)
-        attended = ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation, self.sinks)
+        if rotation.query_scale is not None:
+            query_key[:, : self._num_heads] *= rotation.query_scale[:, None, None]
+        attended = self._attend(query_key, value, rotation, ctx)
         if gates is not None:
             attended = attended * gates.sigmoid()
         output = self.output.forward(attended.flatten(1), ctx)
         return output if scales is None else output * scales.attention_output
+
+    def _attend(self, query_key: Tensor, value: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
+        """Rotate queries and keys, and attend over the KV cache.
+
+        :param query_key: ``[num_tokens, num_heads + num_kv_heads, head_dim]``, changed in place
+        """
+        if self.qk_norm is None or not self._norms_last:
+            return ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation, self.sinks)
+        rotation.rotate_(query_key)
+        normed = self.qk_norm.forward(query_key)
+        query, key = normed[:, : self._num_heads], normed[:, self._num_heads :]
+        return ctx.attention.forward(self._layer, query, key, value, self.sinks)
 
     def _without_gates(self, heads: Tensor) -> tuple[Tensor | None, Tensor]:
         """Return the gates, ``[num_tokens, num_heads, head_dim]``, and queries, keys and values; None: no gates."""

@@ -124,12 +124,20 @@ def load_experts(loader: WeightLoader, experts: ExpertTensors) -> Experts:
 
 def _one_after_the_other(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> Experts:
     hidden, size = experts.hidden_size, experts.intermediate_size
+    # As Qwen3-VL's checkpoints have them. The shape of gate_up_proj decides for both tensors: down_proj may be square.
+    stacked = experts.stacked[0]
+    transposed = stacked in loader and loader.shape(stacked) == (experts.num_experts, hidden, 2 * size) != (
+        experts.num_experts,
+        2 * size,
+        hidden,
+    )
     gate_up = _stack(
         loader,
         experts.stacked[0],
         [[f"{name}.weight" for name in names] for names in experts.of_each(experts.gate, experts.up)],
         (size, hidden),
         lambda named: loader.part(named, part.neurons, None),
+        transposed=transposed,
     )
     down = _stack(
         loader,
@@ -137,6 +145,7 @@ def _one_after_the_other(loader: WeightLoader, experts: ExpertTensors, part: _Pa
         [[f"{name}.weight"] for (name,) in experts.of_each(experts.down)],
         (hidden, size),
         lambda named: loader.part(named, part.outputs, part.cols),
+        transposed=transposed,
     )
     extras = None
     if experts.swiglu is not None:
@@ -154,6 +163,8 @@ def _stack(
     names: Sequence[Sequence[str]],
     shape: tuple[int, int],
     part: Callable[[NamedMatrix], NamedMatrix],
+    *,
+    transposed: bool,
 ) -> ExpertStack:
     """Read the experts' matrices that share an input, from one tensor or from one tensor per matrix.
 
@@ -161,10 +172,14 @@ def _stack(
     :param names: for each expert, the names of its matrices, used otherwise
     :param shape: shape of each matrix
     :param part: returns this rank's part of a matrix
+    :param transposed: whether the tensor with all matrices has them transposed
     """
     if stacked not in loader:
         return ExpertStack(matrices=[[part(loader.matrix(name, *shape)) for name in own] for own in names])
     (rows, cols), count = shape, len(names[0])
+    if transposed:
+        each = _each(loader, stacked, len(names), rows * count, cols, transposed=True)
+        return ExpertStack(matrices=[list(map(part, of_expert.split([rows] * count))) for of_expert in each])
     whole = loader.matrix(stacked, len(names), rows * count, cols)
     of_experts = whole.split([rows * count] * len(names))
     matrices = [list(map(part, of_expert.split([rows] * count))) for of_expert in of_experts]

@@ -66,7 +66,7 @@ class Form:
         :param matrices: in the order of their outputs, at least one
         :param biases: one per matrix, in the model's dtype, or None where it has none
         :param is_head: whether this is the output projection, which multiplies one row per sequence of a step, not one
-            per token
+            per token, or a matrix of one expert, which multiplies few rows, too
         """
         return None
 

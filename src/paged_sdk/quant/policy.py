@@ -144,7 +144,8 @@ class WeightPolicy:
         :param device: the device for the weights
         :param whole: the matrices concatenated along the rows, if the checkpoint stores them as one tensor
         """
-        place, is_head = self._place(dtype, device), role is Role.HEAD
+        # An expert multiplies few rows, too. Their number depends on other tokens, and must not change results.
+        place, is_head = self._place(dtype, device), role in (Role.HEAD, Role.EXPERTS)
         # Each matrix is stored as decided if one form serves all, or if a name pattern treats them differently.
         # Otherwise all are decoded.
         held = [self._held(each, role, place) for each in matrices]

@@ -50,6 +50,8 @@ _COPIED: Final = (
 )
 # Files of sentence-transformers modules, in the modules' own directories.
 _OF_MODULES: Final = ("config.json", "sentence_bert_config.json", "model.safetensors")
+# Names of Granite's experts in GGUF files, one by one.
+_STACKED: Final = ".block_sparse_moe.experts.0.gate_proj."
 
 
 def write(source: str | Path, target: str | Path, type: str, *, show_progress: bool) -> Path:
@@ -78,8 +80,8 @@ def write(source: str | Path, target: str | Path, type: str, *, show_progress: b
 def _config(checkpoint: Checkpoint, type: str) -> dict[str, Any]:
     """Return the content of config.json.
 
-    :raises UnsupportedArchitectureError: no family has this ``model_type``, or config.json cannot express a GGUF
-        setting
+    :raises UnsupportedArchitectureError: no family has this ``model_type``, config.json cannot express a GGUF setting,
+        or transformers' class has other tensors
     """
     family = find_family(checkpoint.config)
     scaling = checkpoint.config.get("rope_scaling") or {}
@@ -90,6 +92,12 @@ def _config(checkpoint: Checkpoint, type: str) -> dict[str, Any]:
                 "positions are scaled",
                 architecture=checkpoint.model_type,
             )
+    if any(_STACKED in name for name in checkpoint.source.names()):
+        raise UnsupportedArchitectureError(
+            f"{checkpoint.path}: checkpoints of {checkpoint.model_type} have all experts of a layer in one tensor, of "
+            "which a GGUF file has parts that are not put together again",
+            architecture=checkpoint.model_type,
+        )
     config = as_decoded(checkpoint.config)
     config.pop("torch_dtype", None)  # the older name of dtype
     config.setdefault("architectures", [family.architectures[0]])

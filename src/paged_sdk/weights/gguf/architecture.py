@@ -32,6 +32,7 @@ and to values."""
 
 # Layers with this norm have one norm for attention and another for the parallel MLP.
 _SECOND_NORM = "blk.0.attn_norm_2.weight"
+_ROUTER = "blk.0.ffn_gate_inp.weight"
 
 _KINDS: Final = ("weight", "bias")
 _IN_BLOCK = re.compile(r"blk\.(\d+)\.(\w+(?:\.\w+){0,2})")
@@ -69,6 +70,7 @@ class GgufArchitecture:
     :ivar divided: GGUF name of a matrix within ``blk.N.`` -> Hugging Face names of the equal parts of its rows
     :ivar left_out: matrices outside of the layers that a file may leave out: they become one row of zeros
     :ivar is_encoder: whether attention is bidirectional
+    :ivar mixture: the architecture of models with experts, if these have other names; None: they have the same
     """
 
     model_type: str
@@ -88,9 +90,12 @@ class GgufArchitecture:
     divided: Mapping[str, Sequence[str]] = MappingProxyType({})
     left_out: Collection[str] = ()
     is_encoder: bool = False
+    mixture: GgufArchitecture | None = None
 
     def of_file(self, names: Collection[str]) -> GgufArchitecture:
         """Return the architecture with the names that a file with these tensors uses."""
+        if self.mixture is not None and _ROUTER in names:
+            return self.mixture
         if _SECOND_NORM not in names:
             return self
         return evolve(self, block_names={**self.block_names, **self.beside_names})

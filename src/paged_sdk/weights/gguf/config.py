@@ -27,7 +27,7 @@ _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 _MIXTURES = frozenset(
     {
         *("llama", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe"),
-        *("glm4moe", "dots1", "ernie4_5-moe", "minimax-m2", "deepseek2"),
+        *("glm4moe", "dots1", "ernie4_5-moe", "minimax-m2", "hunyuan-moe", "deepseek2", "granitehybrid"),
     }
 )
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", SHARED_SIZE)

@@ -31,13 +31,16 @@ __all__ = [
     "CheckpointNames",
     "GgufMatrix",
     "GgufPlace",
+    "architecture_of",
     "column_order",
     "gguf_places",
     "gguf_tensors",
 ]
 
 _EXPERT: Final = re.compile(r"\.(experts|norms)\.(\d+)\.")
-_MERGED: Final = re.compile(r"model\.layers\.(\d+)\..+\.experts\.(gate_up_proj|down_proj)")
+_MERGED: Final = re.compile(
+    r"model\.layers\.(\d+)\.(?:.+\.experts\.(gate_up_proj|down_proj)|block_sparse_moe\.(?:(input)|output)_linear\.weight)"
+)
 _LAYER_TENSOR: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 _UNUSED: Final = ".rotary_emb.inv_freq"  # buffers that older checkpoints hold
 
@@ -133,7 +136,7 @@ def gguf_tensors(
     :raises UnsupportedArchitectureError: GGUF has no name for a tensor or the rotary scaling
     :raises CheckpointError: experts are missing
     """
-    architecture = ARCHITECTURES[gguf_architecture(config)]
+    architecture = architecture_of(config)
     found: dict[str, GgufMatrix] = {}
     stacks: dict[str, dict[int, str]] = {}
     for name, place in gguf_places(source.names(), config, names).items():
@@ -158,6 +161,15 @@ def gguf_tensors(
     return {name: found[name] for name in sorted(found, key=_place)}
 
 
+def architecture_of(config: DecoderConfig) -> GgufArchitecture:
+    """Return the architecture of a model's files.
+
+    :raises UnsupportedArchitectureError: the model cannot be written as GGUF
+    """
+    found = ARCHITECTURES[gguf_architecture(config)]
+    return found if config.moe is None or found.mixture is None else found.mixture
+
+
 def _is_named(name: str, stem: str) -> bool:
     """Return whether a GGUF tensor is the weight of a name outside of the layers, or within one."""
     return name.endswith(".weight") and stem in (name.removesuffix(".weight"), stem_of(name))
@@ -168,7 +180,7 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
 
     :param stored: the names of all tensors of the checkpoint
     """
-    architecture = ARCHITECTURES[gguf_architecture(config)]
+    architecture = architecture_of(config)
     plain_names = {name: _plain_name(name, names, architecture) for name in stored}
     table = f"{architecture.top_names['token_embd']}.weight"
     has_table = table in plain_names.values()
@@ -180,7 +192,8 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
             continue
         merged = _MERGED.fullmatch(plain)
         if merged is not None:
-            stems = ("ffn_gate_exps", "ffn_up_exps") if merged[2] == "gate_up_proj" else ("ffn_down_exps",)
+            has_two = merged[2] == "gate_up_proj" or merged[3] is not None
+            stems = ("ffn_gate_exps", "ffn_up_exps") if has_two else ("ffn_down_exps",)
             known = config.moe is not None
             places[name] = GgufPlace(tuple(f"blk.{merged[1]}.{stem}.weight" for stem in stems)) if known else None
             continue

@@ -11,6 +11,7 @@ from torch import Tensor
 from paged_sdk.config.decoder import BranchScales, DecoderConfig, LayerParts
 from paged_sdk.config.recurrent import Mamba2Config
 from paged_sdk.weights.gguf.model import GgufModel
+from paged_sdk.weights.gguf.routing import SHARED_SIZE
 
 __all__ = [
     "falcon_h1",
@@ -48,8 +49,8 @@ def granitehybrid(model: GgufModel) -> dict[str, Any]:
     return granite_multipliers(model) | {
         "layer_types": kinds,
         "position_embedding_type": "rope" if rotates else "nope",
-        "num_local_experts": 0,
-        "shared_intermediate_size": model.integer("feed_forward_length"),
+        "num_local_experts": model.integer("expert_count", 0, minimum=0),
+        "shared_intermediate_size": model.integer(SHARED_SIZE if model.has_experts else "feed_forward_length"),
         "mamba_expand": width // hidden_size,
         "mamba_n_heads": _heads(model),
         "mamba_n_groups": model.integer("ssm.group_count"),
@@ -132,6 +133,8 @@ def mamba_metadata(config: DecoderConfig, mamba: Mamba2Config) -> dict[str, Any]
         values["feed_forward_length"] = [
             config.intermediate_size if part is LayerParts.MLP else 0 for part in config.parts
         ]
+    if config.moe is not None:
+        values["feed_forward_length"] = config.moe.intermediate_size
     if config.model_type == "granitemoehybrid":
         values["rope.scaling.finetuned"] = any(rope.rotates for rope in config.ropes)
     return values

@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from attrs import evolve
+
 from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, TOP_NAMES, GgufArchitecture
 
 __all__ = ["ARCHITECTURES", "RANK_HEAD"]
@@ -60,6 +62,13 @@ _SHARED_EXPERTS = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+_HUNYUAN_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate.wg",
+    "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
+    "ffn_up_shexp": "mlp.shared_mlp.up_proj",
+    "ffn_down_shexp": "mlp.shared_mlp.down_proj",
 }
 _CHOICE_BIAS = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
 _GPT_OSS = {
@@ -211,6 +220,21 @@ _MODERN_BERT = {
     "ffn_up": "mlp.Wi",
     "ffn_down": "mlp.Wo",
 }
+_GRANITE_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": f"block_sparse_moe.experts.{EACH}.gate_proj",
+    "ffn_up_exps": f"block_sparse_moe.experts.{EACH}.up_proj",
+    "ffn_down_exps": f"block_sparse_moe.experts.{EACH}.down_proj",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+_GRANITE_HYBRID = GgufArchitecture(
+    model_type="granitemoehybrid",
+    block_names=_ATTENTION | _PRE_NORM | _MAMBA | {"ffn_down": "shared_mlp.output_linear"},
+    bare_names=_BARE_MAMBA,
+    joined={"shared_mlp.input_linear": ("ffn_gate", "ffn_up")},
+    permuted_qk=True,
+    bias_groups={"attention_bias": tuple(_PROJECTIONS)},
+)
 #: Maps GGUF's ``general.architecture`` to its description. Mistral and Mixtral models are "llama" too.
 ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
     {
@@ -286,6 +310,13 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MIXTRAL_EXPERTS,
             bare_names={"exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"},
         ),
+        "hunyuan-dense": GgufArchitecture(
+            model_type="hunyuan_v1_dense", block_names=_ATTENTION | _HUNYUAN_NORMS | _PRE_NORM | _MLP
+        ),
+        "hunyuan-moe": GgufArchitecture(
+            model_type="hunyuan_v1_moe",
+            block_names=_ATTENTION | _HUNYUAN_NORMS | _PRE_NORM | _EXPERTS | _HUNYUAN_EXPERTS,
+        ),
         "starcoder2": GgufArchitecture(
             model_type="starcoder2",
             block_names=_ATTENTION | _PRE_NORM | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
@@ -338,13 +369,13 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             norm_offset=1.0,
             plain_norms=("ssm_norm",),
         ),
-        "granitehybrid": GgufArchitecture(
-            model_type="granitemoehybrid",
-            block_names=_ATTENTION | _PRE_NORM | _MAMBA | {"ffn_down": "shared_mlp.output_linear"},
-            bare_names=_BARE_MAMBA,
-            joined={"shared_mlp.input_linear": ("ffn_gate", "ffn_up")},
-            permuted_qk=True,
-            bias_groups={"attention_bias": tuple(_PROJECTIONS)},
+        "granitehybrid": evolve(
+            _GRANITE_HYBRID,
+            mixture=evolve(
+                _GRANITE_HYBRID,
+                block_names=_ATTENTION | _PRE_NORM | _MAMBA | _GRANITE_EXPERTS,
+                joined={"shared_mlp.input_linear": ("ffn_gate_shexp", "ffn_up_shexp")},
+            ),
         ),
         "falcon-h1": GgufArchitecture(
             model_type="falcon_h1",
