@@ -815,6 +815,32 @@ def test_transformers_reads_what_becomes_of_a_file(architecture: str, tmp_path: 
     assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
+def test_multipliers_of_falcon_h1_are_in_the_weights(tmp_path: Path) -> None:
+    multipliers = {
+        "attention_in_multiplier": 1.3,
+        "key_multiplier": 0.6,
+        "attention_out_multiplier": 0.7,
+        "ssm_in_multiplier": 1.2,
+        "ssm_multipliers": [0.9, 1.2, 0.8, 1.1, 0.7],
+        "ssm_out_multiplier": 0.8,
+        "mlp_multipliers": [0.8, 1.2],
+        "embedding_multiplier": 2.0,
+        "lm_head_multiplier": 0.5,
+    }
+    reference = built(FAMILIES["falcon-h1"][0] | multipliers, tmp_path)
+    reference.save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
+    source = GgufSource(write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32"))
+    model = load_model(source.config, source, dtype=torch.float32, placement=CPU)
+    prompt = random_prompt(40)
+    (scores,) = logits(model, paged(16)(model), [(prompt, 0, [0, 1, 2])])
+    source.close()
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0]
+    assert model.config.branch_scales is None
+    assert (scores - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
 def test_experts_of_granite_are_not_put_together(tmp_path: Path) -> None:
     built(FAMILIES["granitehybrid with experts"][0], tmp_path).save_pretrained(tmp_path / "model")
     tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
