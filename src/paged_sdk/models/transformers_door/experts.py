@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
-from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, UnreadRows
 from paged_sdk.models.transformers_door.renamed_source import RenamedSource
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.experts import Experts
@@ -133,7 +133,7 @@ def _matrices(
     name, rows, count = f"{layout.name}.{attribute}", sum(heights), layout.num_experts
     if layout.is_transposed:
         values = loader.values(name, count, cols, rows).mT
-        wholes = [NamedMatrix(name, DenseMatrix(each.contiguous()), (expert,)) for expert, each in enumerate(values)]
+        wholes = [NamedMatrix(name, _read_by_rows(each), (expert,)) for expert, each in enumerate(values)]
     else:
         wholes = loader.matrix(name, count, rows, cols).split([rows] * count)
     matrices = [each.split(heights) if len(heights) > 1 else [each] for each in wholes]
@@ -144,6 +144,16 @@ def _matrices(
         [evolve(each, name=own, index=()) for each, own in zip(of_expert, names, strict=True)]
         for of_expert, names in zip(matrices, stored, strict=True)
     ]
+
+
+def _read_by_rows(values: Tensor) -> DenseMatrix:
+    """Return a transposed matrix whose rows are copied when they are read, so that it is never in memory twice."""
+    rows, cols = values.shape
+
+    def read(first: int, last: int) -> Tensor:
+        return values[first:last].contiguous()
+
+    return DenseMatrix(UnreadRows(shape=(rows, cols), itemsize=values.itemsize, read=read))
 
 
 @frozen(eq=False)

@@ -1,4 +1,4 @@
-"""Make modules of transformers' classes call its attention interface, where this package says how."""
+"""Make modules of transformers' classes call its interfaces for attention and experts, where this package says how."""
 
 from __future__ import annotations
 

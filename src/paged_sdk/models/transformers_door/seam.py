@@ -28,6 +28,7 @@ __all__ = [
     "Seam",
     "attach",
     "attention",
+    "mixture",
     "register",
     "whole_masks",
 ]
@@ -129,7 +130,7 @@ def register() -> None:
     """Register the implementation with transformers. Idempotent."""
     AttentionInterface.register(IMPLEMENTATION, _attention)
     AttentionMaskInterface.register(IMPLEMENTATION, _mask)
-    ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts)
+    ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, mixture)
 
 
 def attach(model: PreTrainedModel, *, describe_masks: bool = False) -> Seam:
@@ -228,8 +229,10 @@ def _describe(mask_function: _MaskFunction, config: Any) -> Mask:
     return Mask(why_not="its masks are neither causal nor of a sliding window")
 
 
-def _experts(module: nn.Module, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    """Implement transformers' experts function.
+def mixture(module: nn.Module, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """Compute the experts of one layer; it is transformers' experts function.
+
+    :param module: the module of experts, with the attributes that transformers' interface for experts sets
 
     :param hidden: ``[num_tokens, hidden_size]``
     :param indices: each token's experts, ``[num_tokens, num_selected]``

@@ -162,7 +162,7 @@ def _mlp_size(model: GgufModel) -> int:
     """Return the width of dense MLPs; files of qwen35moe, which has none, state that of an expert alone."""
     if model.architecture == "qwen35moe" and model.metadata.get("qwen35moe.feed_forward_length") is None:
         return model.integer("expert_feed_forward_length")
-    return model.integer("feed_forward_length")
+    return max(model.of_layers("feed_forward_length"))
 
 
 def _biases(model: GgufModel) -> dict[str, Any]:
