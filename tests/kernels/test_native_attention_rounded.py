@@ -71,7 +71,9 @@ def check_with(expected: Tensor, got: Tensor, rounding: float = ROUNDING) -> Non
 @every_level
 @pytest.mark.parametrize("precision", ROUNDINGS, ids=lambda each: each.name)
 @pytest.mark.parametrize(
-    ("dtype", "heads"), caches((4, 4, 32), (6, 2, 64), (12, 2, 128), (7, 1, 48), (3, 3, 16), (4, 2, 256)), ids=str
+    ("dtype", "heads"),
+    caches((4, 4, 32), (6, 2, 64), (12, 2, 128), (7, 1, 48), (3, 3, 16), (4, 2, 256), (32, 2, 64)),
+    ids=str,
 )
 def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int], precision: Precision) -> None:
     case = made_once(AttentionShape(*heads, scale=heads[2] ** -0.5, precision=precision), tuple(CHUNKS), dtype)

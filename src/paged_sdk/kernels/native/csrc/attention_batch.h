@@ -81,6 +81,20 @@ inline void attend_split_item(const AttentionPlan& plan, const SplitItem& item, 
   }
 #endif
 #if defined(__AVX512BF16__)
+  if (packs_for_few(heads)) {
+    const int rows = item.tile.rows(), width = heads.head_dim;
+    for (int h = 0; h < plan.split_heads; ++h) {
+      Arena arena(own.rest);
+      const PairScratch scratch = PairScratch::at(arena, rows, width);
+      float* const queries = Partial::at(own.run, rows, width).values;
+      const Pages pages{heads, item.pages.cache, item.pages.block_table, item.pages.kv_head + h};
+      load_query(item.tile, query, first_token, pages.kv_head, heads, queries);
+      round_queries(rows, width, queries, scratch);
+      attend_run(item.tile, pages, item.first_span * kSpan, item.end_span * kSpan, scratch,
+                 Partial::at(memory + h * size, rows, width));
+    }
+    return;
+  }
   if (attends_by_pairs(heads)) {
     const FewScratch scratch = FewScratch::at(own.rest, heads);
     load(scratch.query_floats);
