@@ -42,9 +42,10 @@ class AttentionSetup:
     :ivar workspace: scratch memory of the native CPU kernels; None if the native library is unavailable
     :ivar precision: the lowest precision in which attention on the CPU may multiply
     :ivar has_bidirectional: whether any tokens attend bidirectionally: those within an image, or the whole sequence
-    :ivar key_offsets: per layer that keeps keys, the offsets that are subtracted from keys before they are stored as codes
-        (:mod:`paged_sdk.kernels.key_offsets`)
-    :ivar bases: per layer that keeps keys, the basis of stored keys and values, in which the offsets are too; empty: the heads' own
+    :ivar key_offsets: per layer that keeps keys, the offsets that are subtracted from keys before they are stored as
+        codes (:mod:`paged_sdk.kernels.key_offsets`)
+    :ivar bases: per layer that keeps keys, the basis of stored keys and values, in which the offsets are too; empty:
+        the heads' own
     """
 
     model: DecoderConfig

@@ -48,8 +48,8 @@ class AttentionStep(ABC):
         """
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Attend over the keys and values of an earlier layer (:attr:`~paged_sdk.config.layer_shape.LayerShape.kv_layer`),
-        whose :meth:`forward` has written those of the step's tokens.
+        """Attend over the keys and values of an earlier layer, whose :meth:`forward` has written those of the step's
+        tokens (:attr:`~paged_sdk.config.layer_shape.LayerShape.kv_layer`).
 
         :param layer: the layer that attends
         :param query: ``[num_tokens, num_heads, head_dim]``, already rotated

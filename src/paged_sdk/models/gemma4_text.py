@@ -86,7 +86,7 @@ def _read_shapes(fields: ConfigFields, types: Sequence[str]) -> tuple[LayerShape
     last_of = {kind: layer for layer, kind in enumerate(own)}
     keys_as_values = fields.flag("attention_k_eq_v", False)
     is_wide = fields.flag("use_double_wide_mlp", False)
-    shapes = []
+    shapes: list[LayerShape] = []
     for layer, kind in enumerate(types):
         of_layer = _of_layer(fields, layer, is_full=kind == FULL)
         source = last_of[kind] if layer >= len(own) else None
@@ -109,8 +109,8 @@ def _read_shapes(fields: ConfigFields, types: Sequence[str]) -> tuple[LayerShape
 
 
 def _of_layer(fields: ConfigFields, layer: int, *, is_full: bool) -> ConfigFields:
-    """Return the fields with what the config says of a layer; checkpoints that transformers 5.20 or newer has saved list
-    the layers, and others state the heads of layers with full attention.
+    """Return the fields with what the config says of a layer. Checkpoints that recent versions of transformers have
+    saved list the layers, others state the heads of layers with full attention.
     """
     if fields.is_set("per_layer_config"):
         listed = fields.section("per_layer_config")

@@ -26,8 +26,8 @@ def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
     takes them.
 
     :param max_model_len: the largest number of positions of a sequence
-    :returns: for each layer that keeps keys ``[num_spans, num_kv_heads, head_dim]`` float32, on the layer's device; empty if keys have
-        no bias, or if a norm after it removes what all keys have in common
+    :returns: for each layer that keeps keys ``[num_spans, num_kv_heads, head_dim]`` float32, on the layer's device;
+        empty if keys have no bias, or if a norm after it removes what all keys have in common
     """
     config, places = model.config, model.placement
     if not config.qkv_bias or config.qk_norm:

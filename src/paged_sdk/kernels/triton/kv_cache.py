@@ -78,7 +78,7 @@ def copy_blocks(
 ) -> None:
     """See :func:`paged_sdk.kernels.kv_cache.copy_blocks`; pairs must be on the caches' device.
 
-    One launch copies all caches whose blocks have one size, those of all layers in most models, and one all such scales.
+    One launch copies all caches of one size, those of all layers in most models, and one all such scales.
     """
     alike: dict[int, list[Tensor]] = {}
     for each in (*key_caches, *value_caches, *k_scales, *v_scales) if len(block_pairs) else ():
