@@ -46,7 +46,7 @@ def calculated(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def layout_of(shape: dict[str, Any], cache: str, block_size: int) -> BlockLayout:
     layers, kv_heads = shape["layers"], shape["kvHeads"]
     elements = 2 * layers * kv_heads * shape["headDim"]
-    scales = {"f8e4m3": fp8_scale_bytes(layers * kv_heads), "q4": q4_scale_bytes(elements)}
+    scales = {"f8e4m3": fp8_scale_bytes(2 * layers * kv_heads), "q4": q4_scale_bytes(elements)}
     return BlockLayout(
         block_size=block_size,
         elements_per_token=elements,

@@ -31,9 +31,9 @@ def test_bytes_of_a_block() -> None:
     assert LLAMA_BF16.block_bytes == 4 * MIB
 
 
-def test_fp8_counts_one_float32_scale_per_layer_kv_head_and_k_or_v() -> None:
-    # 2 * 32 * 8 scales of 4 bytes: 2 KiB beside 64 KiB of elements.
-    scales = fp8_scale_bytes(32 * 8)
+def test_fp8_counts_one_float32_scale_per_vector() -> None:
+    # A scale per layer, KV head, and K or V: 2 * 32 * 8 scales of 4 bytes: 2 KiB beside 64 KiB of elements.
+    scales = fp8_scale_bytes(2 * 32 * 8)
     assert scales == 2048
     layout = BlockLayout(block_size=32, elements_per_token=65_536, bytes_per_element=1, scale_bytes_per_token=scales)
     assert layout.block_bytes == 2_162_688

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-__all__ = ["ABSENT", "FAMILIES", "draw_config", "reference_of"]
+__all__ = ["ABSENT", "FAMILIES", "NEEDED", "draw_config", "reference_of"]
 
 ABSENT: Final = object()
 """Stands for a field that the config leaves out."""
@@ -83,6 +83,32 @@ _MOE: Final[dict[str, list[Any]]] = {
     "routed_scaling_factor": [2.0],
 }
 _QWEN_MOE: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_GROUPED: Final[dict[str, Any]] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+_GROUPS: Final[dict[str, list[Any]]] = {
+    "n_group": [1, 2, 3, 8],
+    "topk_group": [1, 2, 4, 5],
+    "first_k_dense_replace": [0, 2, 3],
+    "n_shared_experts": [1],
+}
+_GRANITE: Final[dict[str, Any]] = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
+_GRANITES: Final[dict[str, list[Any]]] = {
+    "logits_scaling": [0.5, ABSENT],
+    "residual_multiplier": [1.0, ABSENT],
+    "attention_multiplier": [0.5, ABSENT],
+}
 _GEMMA: Final[dict[str, list[Any]]] = {"hidden_activation": _ACTIVATIONS, "sliding_window_pattern": [2, 3]}
 
 _GEMMA3_IMAGES: Final[dict[str, Any]] = {
@@ -101,6 +127,24 @@ _GEMMA3_IMAGES: Final[dict[str, Any]] = {
     "boi_token_index": 94,
     "eoi_token_index": 93,
 }
+_LATENT: Final[dict[str, Any]] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 6,
+}
+_LATENT_CHOICES: Final[dict[str, list[Any]]] = {
+    "num_attention_heads": [4],
+    "num_key_value_heads": [4, 4, 4, None, ABSENT, 2],
+    "kv_lora_rank": [16, 40],
+    "q_lora_rank": [None, None, 16],
+    "qk_rope_head_dim": [16, 4],
+    "qk_nope_head_dim": [16, 8],
+    "v_head_dim": [16, 12],
+    "rope_interleave": [True, False],
+}
 FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "llama": ({}, {}),
     "mistral": ({"sliding_window": 8}, {}),
@@ -114,10 +158,7 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "qwen2_moe": (_QWEN_MOE | {"shared_expert_intermediate_size": 40}, _QWEN_WINDOWS | _MOE),
     "qwen3_moe": (_QWEN_MOE, _QWEN_WINDOWS | _MOE),
     "gemma": ({}, {}),
-    "granite": (
-        {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0},
-        {"logits_scaling": [0.5, ABSENT], "residual_multiplier": [1.0, ABSENT], "attention_multiplier": [0.5, ABSENT]},
-    ),
+    "granite": (_GRANITE, _GRANITES),
     "seed_oss": ({}, {"attention_out_bias": [True, False]}),
     "arcee": ({}, {}),
     "smollm3": (
@@ -147,6 +188,45 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "phimoe": (
         {"num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.4},
         {"lm_head_bias": [True, False], "router_jitter_noise": [ABSENT, 0.1], "num_experts_per_tok": [1, 3]},
+    ),
+    "glm4_moe": (_GROUPED, _MOE | _GROUPS | {"use_qk_norm": [True, False], "partial_rotary_factor": [0.25, 1.0]}),
+    "dots1": (_GROUPED | {"sliding_window": 8}, _MOE | _GROUPS | {"max_window_layers": [0, 1, ABSENT]}),
+    "exaone_moe": (
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "num_shared_experts": 2,
+            "sliding_window": 8,
+            "sliding_window_pattern": 2,
+        },
+        _MOE
+        | _GROUPS
+        | {
+            "sliding_window_pattern": [3, 1],
+            "mlp_layer_types": [["sparse", "dense", "sparse"], ["sparse"], None],
+            "num_shared_experts": [1],
+        },
+    ),
+    "minimax_m2": (
+        {"num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 4},
+        _MOE | {"rotary_dim": [2, 8, 3, ABSENT], "scoring_func": ["sigmoid"]},
+    ),
+    "ernie4_5_moe": (
+        {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 16, "moe_num_shared_experts": 2},
+        {
+            "moe_layer_start_index": [0, 2, 3],
+            "moe_layer_end_index": [1, 0, 7],
+            "moe_layer_interval": [2, 1],
+            "moe_norm_min": [0.3],
+            "moe_num_shared_experts": [0, 1],
+            "use_bias": [True, False],
+        },
+    ),
+    "granitemoe": (_GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2}, _MOE | _GRANITES),
+    "granitemoeshared": (
+        _GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 24},
+        _MOE | _GRANITES | {"shared_intermediate_size": [0, 40]},
     ),
     "gptj": (
         {"rotary_dim": 4, "n_inner": 48},
@@ -187,8 +267,26 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
         },
     ),
     "nemotron": ({}, {"partial_rotary_factor": [0.25], "norm_eps": [0.1, ABSENT]}),
+    "youtu": (_LATENT, _LATENT_CHOICES),
+    "deepseek_v2": (
+        _LATENT | _GROUPED,
+        _MOE | _GROUPS | _LATENT_CHOICES | {"topk_method": ["group_limited_greedy", "greedy", "noaux_tc"]},
+    ),
+    "deepseek_v3": (_LATENT | _GROUPED, _MOE | _GROUPS | _LATENT_CHOICES),
+    "glm4_moe_lite": (
+        _LATENT | _GROUPED,
+        _MOE | _GROUPS | _LATENT_CHOICES | {"mlp_layer_types": [["sparse", "dense", "sparse"], ["dense"] * 3, None]},
+    ),
 }
 """By ``model_type``: what every config of the family has, and what it may have beside :data:`_COMMON`."""
+
+NEEDED: Final[dict[str, dict[str, Any]]] = {
+    "gemma3": {"text_config": {"model_type": "gemma3_text"}},
+    "glm4_moe": {"head_dim": 128},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
+}
+"""By ``model_type``: what configs must state, since transformers' class has no default, or one without a model."""
 
 
 def draw_config(model_type: str, seed: int) -> dict[str, Any]:
@@ -279,5 +377,11 @@ def reference_of(config: dict[str, Any], directory: Path) -> PreTrainedModel:
                 parameter.data.add_(torch.randn_like(parameter) * 0.2)
             if name.endswith("q_norm.weight"):
                 parameter.data.add_(2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):  # ones, otherwise
+                buffer.uniform_(0.7, 1.3)
+        for name, tensor in model.state_dict().items():
+            if name.endswith(("correction_bias", "expert_bias")):  # zeros, which choose no other expert
+                tensor.copy_(torch.randn_like(tensor) * 0.2)
     built: PreTrainedModel = model.float().eval()
     return built

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -62,8 +61,7 @@ class DictSource:
 def ours(reference: PreTrainedModel, *, dtype: torch.dtype = torch.float32, **options: Any) -> DecoderModel:
     """Build the same model from the same tensors."""
     source = DictSource(reference.state_dict())
-    config = json.loads(json.dumps(reference.config.to_dict()))  # with the keys that config.json has
-    return load_model(config, source, dtype=dtype, placement=CPU, **options)
+    return load_model(reference.config.to_dict(), source, dtype=dtype, placement=CPU, **options)
 
 
 def paged(block_size: int, cache_type: PagedCacheType = PagedCacheType.AUTO) -> MakeBackend:

@@ -17,7 +17,18 @@ from paged_sdk import SamplingParams, TextModelBuilder
 
 pytestmark = needs_library
 
-TARGETS: Final = (*ALL, "c_fc", "c_proj", "query_key_value", "dense", "dense_4h_to_h", "fc_in", "out_proj")
+TARGETS: Final = (
+    *ALL,
+    "c_fc",
+    "c_proj",
+    "query_key_value",
+    "dense",
+    "dense_4h_to_h",
+    "fc_in",
+    "out_proj",
+    "input_linear",
+    "output_linear",
+)
 PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5)
 GREEDY: Final = SamplingParams(temperature=0.0, max_len=8, ignore_eos=True)
 _SHAPE: Final[dict[str, Any]] = {
@@ -36,7 +47,7 @@ _SHAPE: Final[dict[str, Any]] = {
     "rope_theta": 10_000.0,
 }
 # No norm before either half; layer norms and an MLP without a gate; attention and MLP side by side; a factor on what
-# layers add; queries, keys and values in groups of rows.
+# layers add; queries, keys and values in groups of rows; shared experts, as two matrices and as one.
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "olmo2": {},
     "starcoder2": {},
@@ -45,6 +56,8 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
     "bloom": {},
     "codegen": {"rotary_dim": 8, "n_inner": 96},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+    "granitemoeshared": {"num_local_experts": 4, "shared_intermediate_size": 48, "attention_multiplier": 0.25},
 }
 DECOMPOSED: Final = ("starcoder2", "cohere", "falcon")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from odd_configs import FAMILIES, draw_config, reference_of
+from odd_configs import FAMILIES, NEEDED, draw_config, reference_of
 from reference_decoding import CPU, DictSource, logits, paged
 from transformers import AutoConfig
 
@@ -86,13 +86,13 @@ def check_without(model_type: str, left_out: Iterable[str]) -> None:
     """Check that a config which leaves fields out is read as transformers fills it in, or that one of the fields is
     said to be missing.
     """
-    left_out = set(left_out) - {"model_type"}
-    full: dict[str, Any] = AutoConfig.for_model(model_type).to_dict()
+    left_out, needed = set(left_out) - {"model_type"}, REQUIRED | NEEDED.get(model_type, {}).keys()
+    full: dict[str, Any] = AutoConfig.for_model(model_type, **NEEDED.get(model_type, {})).to_dict()
     part = {key: value for key, value in full.items() if key not in left_out}
     try:
         own = read_config(part)
     except PagedError:
-        missing = "|".join(left_out & REQUIRED) or "none may be missing"
+        missing = "|".join(left_out & needed) or "none may be missing"
         with pytest.raises(CheckpointError, match=rf"config\.json: ({missing}) is missing"):
             raise
         return

@@ -41,6 +41,8 @@ SHAPE: Final[dict[str, Any]] = {"hidden_size": 128, "intermediate_size": 160, "h
 SIZES: Final[dict[str, dict[str, Any]]] = {
     "qwen2_moe": {"moe_intermediate_size": 160, "shared_expert_intermediate_size": 160},
     "qwen3_moe": {"moe_intermediate_size": 160},
+    "glm4_moe": {"moe_intermediate_size": 160},
+    "granitemoeshared": {"shared_intermediate_size": 160},
 }
 PROMPT: Final = [3, 17, 8, 90, 41, 41, 5, 22, 63, 12, 3, 8, 77, 30, 2, 9]
 
@@ -66,13 +68,13 @@ FORMS: Final = {
     "HQQ4": Form(isq=IsqType.HQQ4),
     "torch": Form(is_native=False),
 }
-# Mixtral and Qwen3 are one native call; GPT-OSS likewise, with biases and clamped factors; Qwen2's has an expert for
-# all tokens, and Phi's experts are weighed apart: these run one operation at a time.
-MIXTURES: Final = ("mixtral", "qwen3_moe", "gpt_oss", "qwen2_moe", "phimoe")
+# Mixtral and Qwen3 are one native call; GPT-OSS likewise, with biases and clamped factors. Qwen2's, GLM's and Granite's
+# have experts for all tokens, and Phi's experts are weighed apart: these run one operation at a time.
+MIXTURES: Final = ("mixtral", "qwen3_moe", "gpt_oss", "qwen2_moe", "phimoe", "glm4_moe", "granitemoeshared")
 FUSED: Final = MIXTURES[:3]
 SHORT: Final = (
     *(("mixtral", "Q8_0"), ("mixtral", "bfloat16"), ("gpt_oss", "Q8_0"), ("gpt_oss", "torch")),
-    *(("qwen2_moe", "Q8_0"), ("phimoe", "torch")),
+    *(("qwen2_moe", "Q8_0"), ("phimoe", "torch"), ("glm4_moe", "bfloat16")),
 )
 
 

@@ -14,6 +14,7 @@ import torch
 from attrs import evolve
 from odd_configs import ABSENT, reference_of
 from reference_decoding import CPU, logits, paged, random_prompt
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import tiny
@@ -52,6 +53,29 @@ _TIED: Final = {"tie_word_embeddings": True}
 _WIDE: Final = {"intermediate_size": 256, "num_key_value_heads": 4, "head_dim": ABSENT}
 _EXPERTS: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _EXPERT_KEYS: Final = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+#: Groups of experts, of which each token has those of the best.
+_GROUPED: Final = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+_GROUPED_KEYS: Final = {
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 32,
+    "expert_shared_count": 2,
+    "expert_group_count": 4,
+    "expert_group_used_count": 2,
+    "leading_dense_block_count": 1,
+    "expert_weights_scale": 1.5,
+    "expert_weights_norm": True,
+    "expert_gating_func": 2,
+}
 _SHARED: Final = {"shared_expert_intermediate_size": 48}
 _SHARED_KEYS: Final = {"expert_shared_feed_forward_length": 48}
 _DELTA: Final = {
@@ -68,9 +92,58 @@ _DELTA_KEYS: Final = {
     "ssm.time_step_rank": 6,
     "ssm.inner_size": 192,
 }
+_GEMMA4: Final[dict[str, Any]] = {
+    "model_type": "gemma4_text",
+    "global_head_dim": 32,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+    "sliding_window": 16,
+    "final_logit_softcapping": 30.0,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": tiny.VOCAB_SIZE,
+}
+_GEMMA4_KEYS: Final[dict[str, float]] = {
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.sliding_window": 16,
+    "rope.dimension_count": 32,
+    "rope.dimension_count_swa": 16,
+    "rope.freq_base": 1_000_000.0,
+    "rope.freq_base_swa": 10_000.0,
+    "final_logit_softcapping": 30.0,
+}
+_LATENT: Final = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 24,
+    "rms_norm_eps": 1e-6,
+}
+_LATENT_KEYS: Final = {
+    "attention.head_count_kv": 1,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "attention.key_length": 48,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 48,
+    "attention.value_length_mla": 24,
+    "attention.kv_lora_rank": 32,
+    "attention.q_lora_rank": 24,
+    "rope.dimension_count": 16,
+    "leading_dense_block_count": 4,
+    "expert_feed_forward_length": 96,
+    "expert_shared_count": 0,
+}
+_OLDER_LATENT_KEYS: Final = {key: value for key, value in _LATENT_KEYS.items() if not key.endswith("_mla")} | {
+    "attention.head_count_kv": 4,
+    "attention.value_length": 24,
+}
 _KINDS: Final = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
 # By GGUF's architecture: the config that makes the model, and the keys that only this architecture has.
-FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] | list[bool]]]]] = {
+FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] | list[bool] | None]]]] = {
     "gemma": ({"model_type": "gemma", **_TIED}, {}),
     "granite": (
         {
@@ -93,6 +166,50 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
     "ernie4_5": ({"model_type": "ernie4_5", **_TIED}, {}),
     "exaone4": ({"model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 4}, {}),
     "glm4": ({"model_type": "glm4"}, {"rope.dimension_count": 8}),
+    "glm4moe": (
+        {"model_type": "glm4_moe", **_GROUPED, "use_qk_norm": True, "attention_bias": True},
+        {**_GROUPED_KEYS, "rope.dimension_count": 8},
+    ),
+    "dots1": ({"model_type": "dots1", **_GROUPED, "norm_topk_prob": True, "sliding_window": None}, _GROUPED_KEYS),
+    "dots1 without norms": (
+        {
+            "model_type": "dots1",
+            **_GROUPED,
+            "norm_topk_prob": False,
+            "sliding_window": None,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        {**_GROUPED_KEYS, "expert_group_count": None, "expert_group_used_count": None, "expert_weights_norm": False},
+    ),
+    "ernie4_5-moe": (
+        {
+            "model_type": "ernie4_5_moe",
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 32,
+            "moe_num_shared_experts": 2,
+        },
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 32,
+            "expert_shared_count": 2,
+            "expert_shared_feed_forward_length": 64,
+            "leading_dense_block_count": 1,
+            "interleave_moe_layer_step": 1,
+        },
+    ),
+    "minimax-m2": (
+        {"model_type": "minimax_m2", "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 96,
+            "expert_gating_func": 2,
+            "rope.dimension_count": 8,
+        },
+    ),
     "starcoder2": ({"model_type": "starcoder2", **_TIED}, {"attention.sliding_window": 8}),
     "command-r": ({"model_type": "cohere", "use_qk_norm": True, "logit_scale": 0.5, **_TIED}, {"logit_scale": 0.5}),
     "cohere2": (
@@ -145,6 +262,8 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
         },
     ),
     "nemotron": ({"model_type": "nemotron"}, {"rope.dimension_count": 8}),
+    "deepseek2 without experts": ({"model_type": "youtu", **_LATENT}, _LATENT_KEYS),
+    "deepseek2 in older files": ({"model_type": "youtu", **_LATENT}, _OLDER_LATENT_KEYS),
     "olmoe": (
         {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
         {"expert_count": 4, "expert_used_count": 2},
@@ -167,6 +286,42 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
         {"model_type": "falcon", **_TIED, **_WIDE, "new_decoder_architecture": True, "num_kv_heads": 2},
         {"attention.head_count_kv": 2},
     ),
+    "gemma4": (
+        _GEMMA4
+        | {
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 32,
+        },
+        {
+            **_GEMMA4_KEYS,
+            "feed_forward_length": [96, 96, 96, 96, 192, 192],
+            "attention.sliding_window_pattern": [True, False] * 3,
+            "attention.shared_kv_layers": 2,
+            "embedding_length_per_layer_input": 32,
+        },
+    ),
+    "gemma4 with experts": (
+        _GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+        {
+            **_GEMMA4_KEYS,
+            **_EXPERT_KEYS,
+            "attention.head_count_kv": [2, 2, 2, 1],
+            "attention.sliding_window_pattern": [True, True, True, False],
+            "attention.shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0,
+        },
+    ),
     "mpt": (
         {
             "model_type": "mpt",
@@ -178,7 +333,18 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
         {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 3.0},
     ),
 }
+_GEMMA4_SCALES: Final = MappingProxyType(
+    {
+        "layer_scalar": "layer_output_scale.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "experts.down_proj": "ffn_down_exps.weight",
+    }
+)
+"""Tensors for which the gguf package has no whole name."""
 _PERMUTED: Final = ("granite", "smollm3", "arcee")
+_OTHERS: Final = MappingProxyType({"gemma4": {"rope_freqs.weight": torch.tensor([1.0] * 4 + [1e30] * 12)}})
 _NORMS_LESS_1: Final = ("gemma", "nemotron", "qwen3next", "qwen35", "qwen35moe")
 
 
@@ -245,7 +411,7 @@ def write(
         "feed_forward_length": config.intermediate_size,
         "context_length": config.max_position_embeddings,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": getattr(config, "num_key_value_heads", config.num_attention_heads),
+        "attention.head_count_kv": config.to_dict().get("num_key_value_heads", config.num_attention_heads),
         "attention.key_length": 16,
         "attention.value_length": 16,
         "attention.layer_norm_rms_epsilon": 1e-5,
@@ -260,6 +426,9 @@ def write(
         if isinstance(value, list):
             writer.add_array(f"{architecture}.{key}", value)
             continue
+        if isinstance(value, bool):
+            writer.add_bool(f"{architecture}.{key}", value)
+            continue
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{architecture}.{key}", value)
     number = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -267,6 +436,10 @@ def write(
     heads_of: dict[str, list[torch.Tensor]] = {}
     for name, tensor in reference.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        own_stem = next((own for own in _GEMMA4_SCALES if name.endswith(f".{own}")), None)
+        if architecture == "gemma4" and own_stem is not None:
+            writer.add_tensor(f"blk.{name.split('.')[2]}.{_GEMMA4_SCALES[own_stem]}", tensor.contiguous().numpy())
             continue
         block, _, projection = name.partition(".experts.")
         parts = {name: tensor}
@@ -285,8 +458,15 @@ def write(
             for own_name, converted in delta_tensors(name, tensor, architecture).items():
                 writer.add_tensor(own_name, converted.contiguous().numpy())
             continue
-        if name.endswith(".expert_bias"):
-            parts = {f"{name}.bias": tensor}
+        if name.endswith(".kv_b_proj.weight") and "attention.key_length_mla" in own:
+            heads = tensor.view(config.num_attention_heads, -1, config.kv_lora_rank)
+            keys, head_values = heads.split([config.qk_nope_head_dim, config.v_head_dim], 1)
+            stem = name.removesuffix("kv_b_proj.weight")
+            parts = {f"{stem}k_b_proj.weight": keys.mT, f"{stem}v_b_proj.weight": head_values}
+        if name.endswith((".expert_bias", ".e_score_correction_bias")):
+            layer = name.split(".")[2]
+            writer.add_tensor(f"blk.{layer}.exp_probs_b.bias", tensor.flatten().numpy())
+            continue
         if name.endswith(".shared_expert_gate.weight"):
             parts = {name: tensor[0]}
         for part, part_values in parts.items():
@@ -333,7 +513,7 @@ def test_logits_are_those_of_the_model(architecture: str, tmp_path: Path) -> Non
     with torch.inference_mode():
         expected = reference(torch.tensor([prompt])).logits[0]
     path = tmp_path / "model.gguf"
-    write(architecture, reference, own, path)
+    write(architecture, reference, own, path, _OTHERS.get(architecture.partition(" ")[0], {}))
     source = GgufSource(path)
     model = load_model(source.config, source, dtype=torch.float32, placement=CPU)
     (scores,) = logits(model, paged(16)(model), [(prompt, 0, [0, 1, 2])])
@@ -385,6 +565,12 @@ def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) 
         FAMILIES["lfm2moe"][0] | {"routed_scaling_factor": 1.5},
         FAMILIES["lfm2moe"][0] | {"norm_topk_prob": False},
         FAMILIES["lfm2moe"][0] | {"use_expert_bias": False},
+        FAMILIES["glm4moe"][0] | {"n_shared_experts": 0},
+        FAMILIES["dots1"][0] | {"sliding_window": 16, "max_window_layers": 1},
+        FAMILIES["dots1"][0] | {"attention_bias": True},
+        FAMILIES["ernie4_5-moe"][0] | {"moe_layer_end_index": 2},
+        FAMILIES["ernie4_5-moe"][0] | {"moe_norm_min": 0.3},
+        FAMILIES["ernie4_5-moe"][0] | {"use_bias": True},
         FAMILIES["qwen3next"][0] | {"norm_topk_prob": False},
         FAMILIES["qwen3next"][0] | {"mlp_only_layers": [1]},
         FAMILIES["qwen3next"][0] | {"num_experts": 0},
@@ -453,16 +639,20 @@ def test_a_checkpoint_is_written_and_read_back(architecture: str, tmp_path: Path
     reference.save_pretrained(tmp_path / "model")
     tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
     source = GgufSource(write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32"))
-    expected = reference.state_dict()
+    expected = reference.state_dict() | load_file(tmp_path / "model" / "model.safetensors")
     for name in source.names():
         if ".experts." not in name:
-            torch.testing.assert_close(source.tensor(name, torch.float32, CPU), expected[name], rtol=0, atol=1e-6)
-    config = evolve(read_config(source.config), norm_eps=1e-5)
+            own = expected[name].flatten() if name.endswith("correction_bias") else expected[name]
+            torch.testing.assert_close(source.tensor(name, torch.float32, CPU), own, rtol=0, atol=1e-6)
+    config = read_config(source.config)
     source.close()
-    own = read_config(reference.config.to_dict())
-    for field in ("embedding_scale", "residual_scale", "attention_scale", "logit_scale"):
-        assert getattr(config, field) == pytest.approx(getattr(own, field))
-        config = evolve(config, **{field: getattr(own, field)})
-    ropes = [rope.rotates for rope in own.ropes]
-    assert evolve(config, ropes=own.ropes) == own
+    own_config = read_config(reference.config.to_dict())
+    if own_config.latent is not None and config.latent is not None:
+        assert config.latent.norm_eps == pytest.approx(own_config.latent.norm_eps)
+        config = evolve(config, latent=evolve(config.latent, norm_eps=own_config.latent.norm_eps))
+    for field in ("norm_eps", "embedding_scale", "residual_scale", "attention_scale", "logit_scale"):
+        assert getattr(config, field) == pytest.approx(getattr(own_config, field))
+        config = evolve(config, **{field: getattr(own_config, field)})
+    ropes = [rope.rotates for rope in own_config.ropes]
+    assert evolve(config, ropes=own_config.ropes) == own_config
     assert [rope.rotates for rope in config.ropes] == ropes

@@ -18,11 +18,13 @@ from test_llama_cpp import CLOSE, CLOSE_BLOCKS, CLOSE_GELU, MORE_PROMPTS, NUM_TO
 
 pytestmark = pytest.mark.anyio
 
-#: What llama.cpp can hold of tiny models: it has norms of command-r's queries in models of 64 layers, and olmoe's keys
-#: are as many as its queries.
+#: What llama.cpp can hold of tiny models: it has norms of command-r's queries in models of 64 layers, and the keys of
+#: olmoe and dots1 are as many as their queries.
 _OWN: Final[dict[str, dict[str, Any]]] = {
     "command-r": {"use_qk_norm": False},
     "olmoe": {"num_key_value_heads": 4},
+    "dots1": {"num_key_value_heads": 4},
+    "dots1 without norms": {"num_key_value_heads": 4},
     # Transformers takes 8, whatever the config says.
     "mpt": {"attn_config": {"alibi": True, "alibi_bias_max": 4, "clip_qkv": 3.0}},
     "olmo2 with windows": {
@@ -38,8 +40,8 @@ _QWEN2_MOE: Final = {
     "norm_topk_prob": False,
 }
 #: Much like another.
-_LONG: Final = ("qwen35 with layers in no order", "qwen35moe")
-_GELU: Final = ("gemma", "starcoder2", "phi2", "falcon", "bloom", "mpt")
+_LONG: Final = ("qwen35 with layers in no order", "qwen35moe", "dots1 without norms")
+_GELU: Final = ("gemma", "gemma4", "starcoder2", "phi2", "falcon", "bloom", "mpt")
 CONFIGS: Final = {name: config | _OWN.get(name, {}) for name, (config, _) in FAMILIES.items()} | {
     "qwen2moe": _QWEN2_MOE
 }

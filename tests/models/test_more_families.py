@@ -41,15 +41,43 @@ _COMMON: Final[dict[str, Any]] = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
+_GEMMA4: Final[dict[str, Any]] = {
+    "model_type": "gemma4_text",
+    "global_head_dim": 32,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 24,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": False,
+    "hidden_size_per_layer_input": 0,
+}
+_GROUPED: Final = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+_GRANITE: Final = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 4.0,
+}
+_LATENT: Final = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+}
 # By ``model_type``: what makes each itself, small enough that a prompt of a few dozen tokens passes every window.
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "gemma": {},
-    "granite": {
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.4,
-        "attention_multiplier": 0.2,
-        "logits_scaling": 4.0,
-    },
+    "granite": _GRANITE,
     "seed_oss": {},
     "arcee": {},
     "smollm3": {"sliding_window": 24, "use_sliding_window": True, "no_rope_layer_interval": 3},
@@ -75,9 +103,78 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "mpt": {"max_seq_len": 512, "attn_config": {"clip_qkv": 4.0}},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 4.0},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24, "swiglu_limit": 2.0},
+    "gemma4 E2B": _GEMMA4
+    | {
+        "num_hidden_layers": 8,
+        "layer_types": [*["sliding_attention", "full_attention"] * 4],
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 512,
+    },
+    "gemma4 E4B": _GEMMA4
+    | {
+        "num_hidden_layers": 6,
+        "layer_types": [*["sliding_attention", "full_attention"] * 3],
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 512,
+    },
+    "gemma4 31B": _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "gemma4 26B": _GEMMA4
+    | {
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
+    "youtu": _LATENT,
+    "deepseek_v2": _LATENT | _GROUPED | {"topk_method": "group_limited_greedy"},
+    "deepseek_v2 without groups": _LATENT | _GROUPED | {"model_type": "deepseek_v2", "q_lora_rank": None},
+    "deepseek_v3": _LATENT | _GROUPED,
+    "glm4_moe_lite": _LATENT | _GROUPED | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
     "phimoe": {"num_local_experts": 4, "router_jitter_noise": 0.4, "lm_head_bias": True, "attention_bias": True},
+    "glm4_moe": _GROUPED | {"use_qk_norm": True, "attention_bias": True},
+    "dots1": _GROUPED | {"norm_topk_prob": True, "sliding_window": 24, "max_window_layers": 1},
+    "exaone_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "num_shared_experts": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "sliding_window": 24,
+        "sliding_window_pattern": 3,
+    },
+    "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
+    "ernie4_5_moe": {
+        "moe_num_experts": 8,
+        "moe_k": 3,
+        "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 2,
+        "moe_norm_min": 0.3,
+    },
+    "granitemoe": _GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3},
+    "granitemoeshared": _GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3, "shared_intermediate_size": 48},
 }
-NOT_FUSED: Final = ("phimoe", "falcon", "falcon with groups", "falcon with alibi", "bloom", "mpt")
+_GEMMAS: Final = tuple(name for name in CONFIGS if name.startswith("gemma4"))
+GATED: Final = ("glm4_moe", "dots1", "exaone_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared")
+"""Families with shared experts, or whose experts are not chosen by a softmax alone."""
+LATENT: Final = ("youtu", "deepseek_v2", "deepseek_v2 without groups", "deepseek_v3", "glm4_moe_lite")
+"""Families with latent attention."""
+NOT_FUSED: Final = (
+    "phimoe",
+    "falcon",
+    "falcon with groups",
+    "falcon with alibi",
+    "bloom",
+    "mpt",
+    *GATED,
+    *LATENT,
+    *_GEMMAS,
+)
 """Families whose layers the native decoder does not compute."""
 PROMPT: Final = random_prompt(60)
 

@@ -35,14 +35,14 @@ def decoded(dense: Path, values: Mapping[str, Tensor]) -> Path:
     return target
 
 
-# dots1 has experts, whose matrices the class has in one tensor and its checkpoints apart.
+# Solar Open has experts, whose matrices the class has in one tensor and its checkpoints apart.
 @pytest.mark.parametrize(
     ("name", "model_type"),
     [
         *((name, "apertus") for name in SHORT),
         *(pytest.param(name, "apertus", marks=pytest.mark.long) for name in WRITERS if name not in SHORT),
-        ("gptq", "dots1"),
-        pytest.param("compressed-tensors fp8", "dots1", marks=pytest.mark.long),
+        ("gptq", "solar_open"),
+        pytest.param("compressed-tensors fp8", "solar_open", marks=pytest.mark.long),
     ],
 )
 def test_greedy_tokens_are_those_of_the_values(name: str, model_type: str, tmp_path: Path) -> None:

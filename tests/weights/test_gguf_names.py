@@ -37,7 +37,7 @@ def test_names_are_the_converters(name: str) -> None:
         assert architecture.gguf_name(found) == f"blk.2.{own}"
         # The converter gives names an ending, or another.
         stem, dot, kind = own.partition(".")
-        original = found.replace("dt_bias", "dt_proj") + dot + kind
+        original = found.replace("dt_bias", "dt_proj").replace("correction_bias", "correction") + dot + kind
         assert names.get_name(original, try_suffixes=(".weight", ".bias")) == f"blk.2.{own}"
         assert architecture.hugging_face_name(f"blk.2.{stem}.other") is None
     for whole, stems in architecture.joined.items():

@@ -23,7 +23,7 @@ _MIN_CAPACITY: Final = 64
 
 class ContiguousBackend(AttentionBackend):
     """Keeps the keys and values of each slot (one sequence) in a tensor, ``[num_layers, 2, capacity, num_kv_heads,
-    head_dim]``, or in one for each shape of heads, of the layers that have it.
+    head_dim]``, or in one for each shape of heads, of the layers that have it; 1 in place of 2 if keys are the values.
 
     The capacity doubles when it is full, so growing to n tokens copies fewer than 2n tokens in all.
 
@@ -74,8 +74,9 @@ class ContiguousBackend(AttentionBackend):
         if num_tokens <= now:
             return
         capacity = max(num_tokens, 2 * now or _MIN_CAPACITY)
+        kinds = 1 if self._config.values_are_keys else 2
         grown = [
-            torch.empty(num_layers, 2, capacity, *heads, dtype=self._dtype, device=self._device)
+            torch.empty(num_layers, kinds, capacity, *heads, dtype=self._dtype, device=self._device)
             for num_layers, heads in self._heads
         ]
         for there, here in zip(grown, held or (), strict=held is not None):
@@ -107,10 +108,11 @@ class _ContiguousStep(AttentionStep):
         relative: RelativeBias | None = None,
     ) -> Tensor:
         token = 0
-        for row, (keys, values) in self._rows_of(layer):
+        for row, storage in self._rows_of(layer):
             last = token + row.num_new_tokens
-            keys[row.start : row.end] = key[token:last]
-            values[row.start : row.end] = value[token:last]
+            storage[0, row.start : row.end] = key[token:last]
+            if len(storage) > 1:
+                storage[1, row.start : row.end] = value[token:last]
             token = last
         return self._attend(layer, query, self._scores[layer].with_learned(sinks, relative))
 
@@ -118,15 +120,16 @@ class _ContiguousStep(AttentionStep):
         return self._attend(layer, query, self._scores[layer].with_learned(sinks))
 
     def _rows_of(self, layer: int) -> Iterator[tuple[StepRow, Tensor]]:
-        """Return each row with its keys and values of a layer."""
+        """Return each row with its keys, and its values if they are not the keys, of a layer."""
         kind, place = self._places[layer]
         return ((row, storage[kind][place]) for row, storage in zip(self._rows, self._storages, strict=True))
 
     def _attend(self, layer: int, query: Tensor, scores: ScoreOptions) -> Tensor:
         outputs: list[Tensor] = []
         token = 0
-        for row, (keys, values) in self._rows_of(layer):
+        for row, storage in self._rows_of(layer):
             last = token + row.num_new_tokens
+            keys, values = storage[0], storage[-1]
             first = 0 if scores.window is None else max(0, row.start + 1 - scores.window)
             blocks = None if row.media is None else row.media.blocks_at(row.start, row.end, first)
             seen = slice(first, row.end)

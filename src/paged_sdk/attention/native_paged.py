@@ -74,8 +74,7 @@ class NativePagedBackend(PagedBackend):
     ) -> None:
         assert settings.device.type == "cpu", settings.device
         super().__init__(config, settings, num_blocks)
-        matrices = [tensor for pool in self._pools for tensor in (pool.key, pool.value)]
-        self._huge_pages = HugePages(workspace.library, matrices)
+        self._huge_pages = HugePages(workspace.library, [pages for pool in self._pools for pages in pool.pages])
         self._pages = NativePages(
             workspace,
             self._layers,

@@ -60,7 +60,9 @@ class PagedBackend(AttentionBackend):
                 # With windows, a sequence may be longer than the pool; devices try steps of any length over one block.
                 settings = settings.up_to(num_blocks * settings.block_size)
             own = {
-                layer: settings.pages(place, num_blocks, shape.num_kv_heads, shape.head_dim)
+                layer: settings.pages(
+                    place, num_blocks, shape.num_kv_heads, shape.head_dim, values_are_keys=config.values_are_keys
+                )
                 for place, (layer, shape) in enumerate((layer, config.layer(layer)) for layer in config.kv_layers)
             }
         except RuntimeError as error:

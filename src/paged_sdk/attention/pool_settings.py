@@ -57,20 +57,29 @@ class PoolSettings:
             return self
         return evolve(self, key_offsets=tuple(each[:spans].clone() for each in self.key_offsets))
 
-    def pages(self, layer: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> LayerCache:
+    def pages(
+        self, layer: int, num_blocks: int, num_kv_heads: int, head_dim: int, *, values_are_keys: bool = False
+    ) -> LayerCache:
         """Allocate the pages of a layer.
 
         :param layer: the layer's number among those that keep keys
+        :param values_are_keys: whether the layer keeps only keys, which are its values, too
         :raises RuntimeError: torch cannot allocate them
         :raises ConfigError: ``head_dim``, the offsets or the basis do not fit
         """
         dtype = self.stored_dtype
         shape = (num_blocks, self.block_size, num_kv_heads, head_dim // 2 if dtype == torch.uint8 else head_dim)
-        key, value = (torch.empty(shape, dtype=dtype, device=self.device) for _ in range(2))
+        key, value = _pair(shape, dtype, self.device, is_one=values_are_keys)
         basis = self.bases[layer] if self.bases else None
         if self.cache_type is PagedCacheType.AUTO:
             return LayerCache(key, value, basis=basis)
         of_scales, (scale_dtype,) = scales_of(shape, dtype)
-        k_scale, v_scale = (torch.empty(of_scales, dtype=scale_dtype, device=self.device) for _ in range(2))
+        k_scale, v_scale = _pair(of_scales, scale_dtype, self.device, is_one=values_are_keys)
         offsets = self.key_offsets[layer] if self.key_offsets else None
         return LayerCache(key, value, k_scale, v_scale, offsets, basis)
+
+
+def _pair(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, is_one: bool) -> tuple[Tensor, Tensor]:
+    """Allocate a tensor for keys and one for values, or one for both."""
+    key = torch.empty(shape, dtype=dtype, device=device)
+    return key, key if is_one else torch.empty_like(key)

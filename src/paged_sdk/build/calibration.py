@@ -23,6 +23,7 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_delta_block import GatedDeltaBlock
 from paged_sdk.models.gated_mlp import GatedMlp
+from paged_sdk.models.latent_attention_block import LatentAttentionBlock
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.plain_mlp import PlainMlp
@@ -187,6 +188,10 @@ class _Collector:
         self._squares: dict[str, _Squares] = {}
         for index, layer in enumerate(model.layers):
             self._watch_layer(f"blk.{index}.", layer, architecture)
+        if model.layer_inputs is not None:
+            inputs = model.layer_inputs
+            squares = self._of(["per_layer_model_proj.weight"], inputs.projection.in_features)
+            inputs.projection = _WatchedLinear(inputs.projection, squares)
         if not model.config.tie_embeddings:
             model.head = _WatchedLinear(model.head, self._of(["output.weight"], model.head.in_features))
 
@@ -218,12 +223,26 @@ class _Collector:
             mixer.input = self._watched(prefix, ("attn_qkv", "attn_gate"), mixer.input)
             mixer.rates = self._watched(prefix, ("ssm_beta", "ssm_alpha", "ssm_ba"), mixer.rates)
             mixer.output = self._watched(prefix, ("ssm_out",), mixer.output)
+        elif isinstance(mixer, LatentAttentionBlock):
+            query = ("attn_q",) if mixer.query_up is None else ("attn_q_a",)
+            mixer.query = self._watched(prefix, query, mixer.query)
+            if mixer.query_up is not None:
+                mixer.query_up = self._watched(prefix, ("attn_q_b",), mixer.query_up)
+            mixer.latent = self._watched(prefix, ("attn_kv_a_mqa",), mixer.latent)
+            mixer.output = self._watched(prefix, ("attn_output",), mixer.output)
         else:
             attention = layer.attention
             apart = ("attn_q", "attn_k", "attn_v")
-            names = apart if self._own_names.issuperset(apart) else ("attn_qkv",)
+            own = apart[: 1 + attention.shape.num_kv_projections]
+            names = own if self._own_names.issuperset(apart) else ("attn_qkv",)
             attention.qkv = self._watched(prefix, names, attention.qkv)
             attention.output = self._watched(prefix, ("attn_output",), attention.output)
+        if layer.layer_input is not None:
+            layer.layer_input.gate = self._watched(prefix, ("inp_gate",), layer.layer_input.gate)
+            layer.layer_input.output = self._watched(prefix, ("proj",), layer.layer_input.output)
+        if layer.expert_branch is not None:
+            what = type(layer.expert_branch).__name__
+            raise UnsupportedArchitectureError(f"importance cannot be collected in a {what}", architecture=architecture)
         if isinstance(mlp, GatedMlp):
             self._watch_mlp(prefix, mlp, "")
         elif isinstance(mlp, PlainMlp):

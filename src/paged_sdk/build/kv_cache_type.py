@@ -40,6 +40,11 @@ def check_cache_type(
             f"auto or f8e4m3 for {shape.model_type}, which transformers runs: its keys are not seen before the rotary "
             "embedding"
         )
+    elif shape.values_are_keys:
+        allowed = (
+            f"auto or f8e4m3 for {shape.model_type}: 4-bit keys and values each need a basis of their own, and its "
+            "keys are the values, too"
+        )
     elif odd := [str(size) for size in sorted(shape.head_dims) if size % GROUP]:
         sizes = " and ".join(odd)
         allowed = f"auto or f8e4m3 for {shape.model_type}, whose heads of {sizes} are no multiple of {GROUP}"

@@ -118,7 +118,7 @@ def block_layout(config: EngineConfig, models: Sequence[DecoderConfig], dtype: t
     fp8 = BlockLayout(
         **elements,
         bytes_per_element=1,
-        scale_bytes_per_token=fp8_scale_bytes(sum(model.kv_heads_per_token for model in models)),
+        scale_bytes_per_token=fp8_scale_bytes(sum(model.kv_vectors_per_token for model in models)),
     )
     if config.cache_type is PagedCacheType.F8E4M3:
         return fp8

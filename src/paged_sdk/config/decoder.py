@@ -8,6 +8,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
+from paged_sdk.config.latent_attention import LatentAttentionConfig
 from paged_sdk.config.layer_shape import LayerInputConfig, LayerShape
 from paged_sdk.config.recurrent import RecurrentConfig
 
@@ -131,16 +132,24 @@ class MoeConfig:
     :ivar layers: indices of the mixture-of-experts layers; the other layers have a dense MLP
     :ivar num_experts_per_token: number of experts that a token is routed to
     :ivar intermediate_size: intermediate size of one expert
-    :ivar shared_intermediate_size: intermediate size of a shared expert, which every token uses and whose output is
-        scaled by its own gate (qwen2_moe); None: no shared expert
+    :ivar shared_intermediate_size: intermediate size of the shared experts together, which every token uses; None: no
+        shared experts
+    :ivar has_shared_gate: whether the shared experts' output is scaled by the sigmoid of its own gate (qwen2_moe)
     :ivar sparse_mixer: SparseMixer's threshold (phimoe): two experts are chosen, and the weight of each is a softmax
-        over the experts whose scores are less than its own by at most this fraction. ``renormalize`` has no effect
-        then. None: top-k routing
+        over the experts whose scores are less than its own by at most this fraction. No other setting of the choice
+        has an effect then. None: the experts with the largest weights are chosen
     :ivar sigmoid_scores: whether an expert's weight is the sigmoid of its score instead of a softmax over all experts
-        (lfm2_moe)
+        (deepseek_v3)
     :ivar has_choice_bias: whether a learned bias per expert is added to the weights by which experts are chosen, but
-        not to those of their outputs; needs ``sigmoid_scores``
-    :ivar routed_scale: multiplies the weights of a token's experts, last; needs ``sigmoid_scores``
+        not to those of their outputs (deepseek_v3; with a softmax: ernie4_5_moe)
+    :ivar num_groups: number of groups of experts, of which a token's experts come from ``num_groups_per_token`` alone:
+        those with the largest scores (deepseek_v2)
+    :ivar group_score_size: a group's score is the sum of this number of its largest weights: 1 (deepseek_v2) or 2
+        (deepseek_v3)
+    :ivar sum_offset: added to the sum by which ``renormalize`` divides (lfm2_moe, deepseek_v3)
+    :ivar min_sum: the smallest such sum; smaller ones count as this one (ernie4_5_moe)
+    :ivar routed_scale: multiplies the weights of a token's experts, last (deepseek_v2, deepseek_v3)
+    :ivar float32_router: whether the router's product is computed in float32 in models of fewer bits (deepseek_v3)
     :ivar has_biases: whether the router and all experts have biases (gpt-oss)
     :ivar swiglu_limit: experts compute ``(up + 1) * gate * sigmoid(swiglu_alpha * gate)``, with ``up`` clamped to
         ``[-swiglu_limit, swiglu_limit]`` and ``gate`` from above only (gpt-oss); None: ``up * silu(gate)``
@@ -149,8 +158,8 @@ class MoeConfig:
         norms of their own. The router reads the normalized and scaled residual stream, and a learned factor per expert
         multiplies the weights (gemma4)
     :ivar activation: the experts' activation, of their gates
-    :ivar renormalize: True: the weights of a token's experts are rescaled to sum to 1; False: they are the
-        probabilities of a softmax over all experts
+    :ivar renormalize: True: the weights of a token's experts are rescaled to sum to 1, as by a softmax over the chosen
+        experts alone (granitemoe); False: they are the probabilities of a softmax over all experts
     """
 
     layers: frozenset[int]
@@ -159,10 +168,17 @@ class MoeConfig:
     intermediate_size: int
     renormalize: bool
     shared_intermediate_size: int | None = None
+    has_shared_gate: bool = False
     sparse_mixer: float | None = None
     sigmoid_scores: bool = False
     has_choice_bias: bool = False
+    num_groups: int = 1
+    num_groups_per_token: int = 1
+    group_score_size: int = 1
+    sum_offset: float = 0.0
+    min_sum: float = 0.0
     routed_scale: float = 1.0
+    float32_router: bool = False
     has_biases: bool = False
     swiglu_alpha: float = 1.0
     swiglu_limit: float | None = None
@@ -218,6 +234,8 @@ class DecoderConfig:
     :ivar head_bias: whether the output projection has a bias
     :ivar moe: mixture-of-experts layers; None: every layer has a dense MLP
     :ivar recurrent: per layer: what it computes instead of attention; None: attention. Empty: every layer has attention
+    :ivar latent: latent attention in all layers: ``num_kv_heads`` is 1, ``head_dim`` is that of the key that is kept,
+        and the key is also the value; None: keys and values are kept
     :ivar bidirectional: whether tokens also attend to later tokens, within the window (encoders)
     :ivar num_image_layers: number of first layers after which image vectors are added to the residual stream
         (DeepStack of Qwen3-VL: Meng et al., 2024, arXiv 2406.04334)
@@ -272,6 +290,7 @@ class DecoderConfig:
     moe: MoeConfig | None = None
     num_image_layers: int = 0
     recurrent: tuple[RecurrentConfig | None, ...] = ()
+    latent: LatentAttentionConfig | None = None
     bidirectional: bool = False
     layer_shapes: tuple[LayerShape, ...] = ()
     layer_scales: bool = False
@@ -296,12 +315,18 @@ class DecoderConfig:
     @property
     def kv_elements_per_token(self) -> int:
         """Return the KV elements per token over all layers: E in the pool-size formula of docs/architecture.md."""
-        return 2 * sum(each.num_kv_heads * each.head_dim for each in map(self.layer, self.kv_layers))
+        vectors = 1 if self.values_are_keys else 2
+        return vectors * sum(each.num_kv_heads * each.head_dim for each in map(self.layer, self.kv_layers))
 
     @property
-    def kv_heads_per_token(self) -> int:
-        """Return the number of heads of keys per token over all layers, which is also that of values."""
-        return sum(self.layer(index).num_kv_heads for index in self.kv_layers)
+    def kv_vectors_per_token(self) -> int:
+        """Return the keys and values that are kept per token, over all layers and KV heads."""
+        return (1 if self.values_are_keys else 2) * sum(self.layer(index).num_kv_heads for index in self.kv_layers)
+
+    @property
+    def values_are_keys(self) -> bool:
+        """Return whether a layer keeps only keys, which are its values, too."""
+        return self.latent is not None
 
     @property
     def head_dims(self) -> frozenset[int]:

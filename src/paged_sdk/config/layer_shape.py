@@ -26,6 +26,13 @@ class LayerShape:
     kv_layer: int | None = None
     keys_as_values: bool = False
 
+    @property
+    def num_kv_projections(self) -> int:
+        """Return how many projections to keys and values it has: 0, 1 or 2."""
+        if self.kv_layer is not None:
+            return 0
+        return 1 if self.keys_as_values else 2
+
 
 @frozen(kw_only=True)
 class LayerInputConfig:

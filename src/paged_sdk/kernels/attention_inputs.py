@@ -44,7 +44,7 @@ class LayerCache:
 
     :ivar key: ``[num_blocks, block_size, num_kv_heads, head_dim]`` of the queries' dtype or float8_e4m3fn, or
         ``[..., head_dim // 2]`` uint8, two 4-bit codes per byte (:mod:`paged_sdk.kernels.q4`); contiguous
-    :ivar value: likewise
+    :ivar value: likewise; the same tensor if keys are also the values (:attr:`values_are_keys`), as ``v_scale`` is then
     :ivar k_scale: of an f8e4m3 cache ``[num_blocks, block_size, num_kv_heads]`` float32, of 4-bit codes ``[...,
         head_dim // 32, 2]`` bfloat16, scales and minimums
     :ivar v_scale: likewise
@@ -73,7 +73,18 @@ class LayerCache:
     @property
     def tensors(self) -> list[Tensor]:
         """Return the pages and their scales: the tensors whose first dimension is the block."""
-        return [each for each in (self.key, self.value, self.k_scale, self.v_scale) if each is not None]
+        scales = [self.k_scale] if self.values_are_keys else [self.k_scale, self.v_scale]
+        return [*self.pages, *(each for each in scales if each is not None)]
+
+    @property
+    def pages(self) -> list[Tensor]:
+        """Return the tensors of keys and values: a single one if keys are the values."""
+        return [self.key] if self.values_are_keys else [self.key, self.value]
+
+    @property
+    def values_are_keys(self) -> bool:
+        """Return whether only keys are kept, which are the values, too."""
+        return self.value is self.key
 
     @property
     def block_size(self) -> int:

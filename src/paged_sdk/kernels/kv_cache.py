@@ -165,7 +165,7 @@ def write_slots(
 ) -> None:
     """Write the keys and values of new tokens into their slots.
 
-    :param key: ``[num_tokens, num_kv_heads, head_dim]``; ``value`` likewise
+    :param key: ``[num_tokens, num_kv_heads, head_dim]``; ``value`` likewise, not read if keys are the values
     :param cache: changed in place; if it is not quantized, keys and values are rounded to its dtype
     :param slot_mapping: ``[num_tokens]`` int64, no slot twice, none negative
     :param positions: ``[num_tokens]`` int64: position of each token in its sequence; needed if the cache has key
@@ -174,7 +174,8 @@ def write_slots(
     if cache.key_offsets is not None:
         assert positions is not None, "key_offsets without positions"
         key = subtract_key_offsets(key, cache.key_offsets, positions)
-    for new, pages, scales in ((key, cache.key, cache.k_scale), (value, cache.value, cache.v_scale)):
+    both = (key, cache.key, cache.k_scale), (value, cache.value, cache.v_scale)
+    for new, pages, scales in both[:1] if cache.values_are_keys else both:
         slots = pages.flatten(0, 1)
         if scales is None:
             slots.index_copy_(0, slot_mapping, new.to(pages.dtype))

@@ -305,6 +305,10 @@ def paged_prefill_attention(
 
 def _gather(cache: LayerCache, slots: Tensor, positions: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Read the keys and values of slots. Key offsets are added back before keys are rounded to ``dtype``."""
+    if cache.values_are_keys:
+        assert cache.key_offsets is None, "offsets are subtracted from keys alone"
+        key = gather_slots(cache.key, slots, cache.k_scale, dtype)
+        return key, key
     value = gather_slots(cache.value, slots, cache.v_scale, dtype)
     if cache.key_offsets is None:
         return gather_slots(cache.key, slots, cache.k_scale, dtype), value

@@ -69,12 +69,12 @@ class DeviceMemory:
     free: int
 
 
-def fp8_scale_bytes(kv_heads_per_token: int) -> int:
-    """Return the bytes of scales per token of an f8e4m3 cache: one float32 per layer, KV head, and K or V.
+def fp8_scale_bytes(vectors_per_token: int) -> int:
+    """Return the bytes of scales per token of an f8e4m3 cache: one float32 per vector.
 
-    :param kv_heads_per_token: KV heads of all layers
+    :param vectors_per_token: K and V vectors per token, over all layers and KV heads
     """
-    return 2 * kv_heads_per_token * SCALE_BYTES
+    return vectors_per_token * SCALE_BYTES
 
 
 def q4_scale_bytes(elements_per_token: int) -> int:

@@ -27,6 +27,7 @@ class AttentionBlock:
     :param value_norm: norms values; None: no norm
     :param sinks: an additional attention logit per head that has no value, ``[num_heads]`` float32; None: no sinks
     :param shard: which of the config's heads are computed here
+    :ivar shape: the layer's sizes, of the heads that are computed here
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class AttentionBlock:
         shape = own.layer(layer)
         assert value_norm is not None or not shape.keys_as_values, "keys are rotated in place"
         self.value_norm = value_norm
-        self._shape = shape
+        self.shape = shape
         self._num_heads = own.num_heads
         self._num_qk_heads = own.num_heads + shape.num_kv_heads
         self._rope = config.ropes[layer]
@@ -68,10 +69,10 @@ class AttentionBlock:
         :param x: ``[num_tokens, hidden_size]``
         :param rotation: the rotary embedding's cosines and sines at the tokens' positions
         """
-        heads = torch.unflatten(self.qkv.forward(x, ctx), -1, (-1, self._shape.head_dim))
+        heads = torch.unflatten(self.qkv.forward(x, ctx), -1, (-1, self.shape.head_dim))
         gates, heads = self._without_gates(heads)
         query_key, value = heads[:, : self._num_qk_heads], heads[:, self._num_qk_heads :]
-        if self._shape.keys_as_values:
+        if self.shape.keys_as_values:
             value = query_key[:, self._num_heads :]
         if self.qk_norm is not None:
             query_key = self.qk_norm.forward(query_key)
@@ -81,7 +82,7 @@ class AttentionBlock:
             query_key, value = (each.clamp(-self._clip, self._clip) for each in (query_key, value))
         if self._rope.interleaved:
             query_key = side_by_side_to_halves(query_key, self._rope.rotary_dim)
-        if self._shape.kv_layer is None:
+        if self.shape.kv_layer is None:
             attended = ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation, self.sinks)
         else:
             rotation.rotate_(query_key)
@@ -107,7 +108,7 @@ def load_attention_block(
     :raises CheckpointError: a tensor is missing or has another shape
     """
     shape, shard = config.layer(layer), loader.shard
-    head_dim, num_kv = shape.head_dim, 0 if shape.kv_layer is not None else 1 if shape.keys_as_values else 2
+    head_dim, num_kv = shape.head_dim, shape.num_kv_projections
     query_size, kv_size = config.num_heads * head_dim, shape.num_kv_heads * head_dim
     num_per_head = 2 if config.attention_gate else 1
     own, own_kv = shard.of_heads(num_per_head * head_dim), shard.of_kv_heads(head_dim)

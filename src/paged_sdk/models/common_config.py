@@ -42,8 +42,8 @@ _OTHER_NAMES = MappingProxyType(
     }
 )
 
-# Fields of other families' mixtures of experts that are refused: shared experts, grouped routing, scoring functions
-# other than softmax, scaled or biased routing weights.
+# Fields of shared experts, grouped routing, scoring functions other than softmax, and scaled or biased routing weights:
+# refused unless the family reads them.
 _SHARED_SIZE = "shared_expert_intermediate_size"
 _OTHER_MOE_FIELDS = (
     _SHARED_SIZE,
@@ -228,7 +228,7 @@ def read_moe(
     :param layers: the indices of layers with a mixture
     :param intermediate_size: intermediate size of one expert
     :param renormalize: whether the weights of a token's experts are scaled to sum to 1
-    :param shared_intermediate_size: intermediate size of the shared expert; None: the family has none
+    :param shared_intermediate_size: intermediate size of the shared expert, which has a gate; None: the family has none
     :param known: fields of its own kind of experts or routing that the family reads itself
     :raises CheckpointError: a value is missing or invalid
     :raises UnsupportedArchitectureError: the config has experts or routing of another family
@@ -255,4 +255,5 @@ def read_moe(
         intermediate_size=intermediate_size,
         renormalize=renormalize,
         shared_intermediate_size=shared_intermediate_size,
+        has_shared_gate=shared_intermediate_size is not None,
     )

@@ -12,9 +12,11 @@ from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import NoNorm, Norm
 from paged_sdk.models.attention_block import AttentionBlock, load_attention_block
+from paged_sdk.models.expert_branch import ExpertBranch, load_expert_branch
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.gated_delta_block import load_gated_delta_block
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
+from paged_sdk.models.latent_attention_block import load_latent_attention_block
 from paged_sdk.models.layer_inputs import LayerInputBlock, load_layer_input_block
 from paged_sdk.models.moe_mlp import MoeMlp, load_moe_mlp
 from paged_sdk.models.norms import load_norm
@@ -54,6 +56,7 @@ class DecoderLayer:
     :param mlp_output_norm: norm of the MLP's output before its residual addition (gemma)
     :param beside_norm: norm before a parallel MLP (falcon); None: the MLP shares attention's norm
     :param residual_scale: factor of the attention and MLP outputs before their addition; None: 1
+    :param expert_branch: adds experts to the MLP's output (gemma4); None: nothing
     :param layer_input: adds what the layer has of a token besides its embedding; None: nothing
     :param scale: multiplies the residual stream after the layer, ``[1]``; None: 1
     """
@@ -69,6 +72,7 @@ class DecoderLayer:
         mlp_output_norm: Norm | None = None,
         beside_norm: Norm | None = None,
         residual_scale: float | None = None,
+        expert_branch: ExpertBranch | None = None,
         layer_input: LayerInputBlock | None = None,
         scale: Tensor | None = None,
     ) -> None:
@@ -79,6 +83,7 @@ class DecoderLayer:
         self.mlp_norm = mlp_norm
         self.mlp_output_norm = mlp_output_norm
         self.beside_norm = beside_norm
+        self.expert_branch = expert_branch
         self.layer_input = layer_input
         self.scale = scale
         self._residual_scale = residual_scale
@@ -128,7 +133,10 @@ class DecoderLayer:
                 normed = self.beside_norm.forward(residual)
             return next_norm.add_and_forward(attended.add_(self.mlp.forward(normed, ctx)), residual)
         normed, residual = self.mlp_norm.add_and_forward(self._added(attended, self.attention_output_norm), residual)
-        transformed = self._added(self.mlp.forward(normed, ctx), self.mlp_output_norm)
+        transformed = self.mlp.forward(normed, ctx)
+        if self.expert_branch is not None:
+            transformed = self.expert_branch.forward(transformed, residual)
+        transformed = self._added(transformed, self.mlp_output_norm)
         if self.layer_input is None and self.scale is None:
             return next_norm.add_and_forward(transformed, residual)
         residual += transformed
@@ -155,8 +163,9 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
         return load_norm(loader, config, prefix + name)
 
     mlp: GatedMlp | PlainMlp | MoeMlp
-    if config.moe is not None and layer in config.moe.layers:
-        mlp = load_moe_mlp(loader, config, config.moe, names, prefix)
+    moe = config.moe if config.moe is not None and layer in config.moe.layers else None
+    if moe is not None and not moe.beside_mlp:
+        mlp = load_moe_mlp(loader, config, moe, names, prefix)
     elif config.gated_mlp:
         gate_up = [prefix + name for name in names.gate_up]
         size, bias = config.layer(layer).intermediate_size, config.mlp_bias
@@ -176,6 +185,7 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
         mlp_output_norm=norm(names.norms.mlp_output) if config.sandwich_norms else None,
         beside_norm=None if beside_name is None else norm(beside_name),
         residual_scale=config.residual_scale,
+        expert_branch=load_expert_branch(loader, config, moe, prefix) if moe is not None and moe.beside_mlp else None,
         layer_input=load_layer_input_block(loader, config, prefix, layer),
         scale=_load_scale(loader, f"{prefix}layer_scalar") if config.layer_scales else None,
     )
@@ -188,6 +198,8 @@ def _load_scale(loader: WeightLoader, name: str) -> Tensor:
 
 def _load_mixer(loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int) -> Mixer:
     recurrent, prefix = config.recurrent_layers.get(layer), names.layer(layer)
+    if recurrent is None and config.latent is not None:
+        return load_latent_attention_block(loader, config, config.latent, prefix, layer)
     if recurrent is None:
         return load_attention_block(loader, config, names, prefix, layer)
     prefix = f"{prefix}{names.recurrent}."

@@ -9,13 +9,20 @@ from paged_sdk.models.common_config import read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "read_ernie4_5"]
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
-    fields = fields.with_defaults(
-        num_key_value_heads=2, head_dim=128, max_position_embeddings=131_072, rms_norm_eps=1e-5
+    return read_ernie4_5(
+        fields.with_defaults(num_key_value_heads=2, head_dim=128, max_position_embeddings=131_072, rms_norm_eps=1e-5)
     )
+
+
+def read_ernie4_5(fields: ConfigFields) -> DecoderConfig:
+    """Read what Ernie 4.5 with and without experts have in common.
+
+    :raises CheckpointError: a value is missing or invalid
+    """
     rope = read_one_rope(fields, default_theta=500_000.0, interleaved=True)
     has_bias = fields.flag("use_bias", False)
     return evolve(

@@ -8,6 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.grouped_matrix import every_other_row
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
@@ -24,15 +25,17 @@ __all__ = ["ExpertTensors", "load_experts"]
 class ExpertTensors:
     """Describes a layer's experts, and their names in a checkpoint.
 
-    :ivar block: prefix of their tensors: ``gate_up_proj`` and ``down_proj`` for all experts, or one prefix per expert,
-        its number
+    :ivar block: prefix of the tensors of each expert, which its number follows
+    :ivar stacked: the tensors of all experts that a checkpoint may have instead: gate and up, and down
     :ivar gate: name of an expert's gate, without ``.weight``; ``up`` and ``down`` likewise
     :ivar alternates: whether a tensor for all experts has gate and up interleaved, row by row
     :ivar swiglu: alpha and limit of experts with biases (:class:`~paged_sdk.quant.experts.ExpertExtras`); None: no
         biases
+    :ivar activation: of the gates, without ``swiglu``
     """
 
     block: str
+    stacked: tuple[str, str]
     gate: str
     up: str
     down: str
@@ -41,6 +44,7 @@ class ExpertTensors:
     intermediate_size: int
     alternates: bool = False
     swiglu: tuple[float, float] | None = None
+    activation: GatedActivation = "silu"
 
     def of_each(self, *names: str) -> Iterator[list[str]]:
         """Return the full names of some tensors, for each expert."""
@@ -125,14 +129,14 @@ def _one_after_the_other(loader: WeightLoader, experts: ExpertTensors, part: _Pa
     hidden, size = experts.hidden_size, experts.intermediate_size
     gate_up = _stack(
         loader,
-        f"{experts.block}.gate_up_proj",
+        experts.stacked[0],
         [[f"{name}.weight" for name in names] for names in experts.of_each(experts.gate, experts.up)],
         (size, hidden),
         lambda named: loader.part(named, part.neurons, None),
     )
     down = _stack(
         loader,
-        f"{experts.block}.down_proj",
+        experts.stacked[1],
         [[f"{name}.weight"] for (name,) in experts.of_each(experts.down)],
         (hidden, size),
         lambda named: loader.part(named, part.outputs, part.cols),
@@ -144,7 +148,7 @@ def _one_after_the_other(loader: WeightLoader, experts: ExpertTensors, part: _Pa
             for name, rows in ((experts.gate, size), (experts.up, size), (experts.down, hidden))
         )
         extras = part.extras(gate_bias, up_bias, down_bias, experts.swiglu, loader.shard)
-    return loader.experts(gate_up, down, extras=extras, join=part.join)
+    return loader.experts(gate_up, down, extras=extras, join=part.join, activation=experts.activation)
 
 
 def _stack(
@@ -172,7 +176,7 @@ def _stack(
 
 def _alternating(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> Experts:
     """Load experts whose gate and up are interleaved row by row in one tensor, which may be transposed."""
-    names = f"{experts.block}.gate_up_proj", f"{experts.block}.down_proj"
+    names = experts.stacked
     count, hidden, size = experts.num_experts, experts.hidden_size, experts.intermediate_size
     # The shape of gate_up_proj decides for both tensors: down_proj may be square.
     transposed = names[0] in loader and loader.shape(names[0]) == (count, hidden, 2 * size)
@@ -193,7 +197,8 @@ def _alternating(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> E
         biases = loader.tensor(f"{names[0]}_bias", count, 2 * size)
         down_bias = loader.tensor(f"{names[1]}_bias", count, hidden)
         extras = part.extras(biases[:, 0::2], biases[:, 1::2], down_bias, experts.swiglu, loader.shard)
-    return loader.experts(ExpertStack(matrices=gate_up), ExpertStack(matrices=down), extras=extras, join=part.join)
+    stacks = ExpertStack(matrices=gate_up), ExpertStack(matrices=down)
+    return loader.experts(*stacks, extras=extras, join=part.join, activation=experts.activation)
 
 
 def _each(

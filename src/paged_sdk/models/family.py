@@ -28,6 +28,7 @@ __all__ = [
     "ranks_texts",
     "read_config",
     "supported_families",
+    "takes_images",
 ]
 
 
@@ -42,6 +43,11 @@ class ExpertNames:
     :ivar router: name of the router's matrix within the block
     :ivar choice_bias: name of what is added to the experts' weights when they are chosen, within the block
     :ivar gate: name of the gate's matrix within an expert; ``up`` and ``down`` likewise
+    :ivar stacked: tensors that hold gate and up, and down, of all experts, within the block
+    :ivar shared_gate_up: gate and up projections of the shared experts, within a layer; a single name is a fused
+        projection
+    :ivar shared_down: down projection of the shared experts, within a layer
+    :ivar shared_gate: what scales their output, within a layer
     """
 
     block: str = "mlp"
@@ -50,6 +56,10 @@ class ExpertNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+    shared_gate_up: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
+    shared_down: str = "mlp.shared_expert.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
 
 
 @frozen(kw_only=True)
@@ -208,6 +218,7 @@ class NestedFamily:
     :ivar ties: default of the whole config's ``tie_word_embeddings``
     :ivar adapt: adapts the decoder's shape to the whole config
     :ivar unused: prefixes of the tensors that belong neither to the decoder nor to the encoder
+    :ivar images_elsewhere: returns whether transformers has to run a checkpoint for its images, by config.json
     """
 
     architectures: tuple[str, ...]
@@ -220,6 +231,7 @@ class NestedFamily:
     ties: bool = False
     adapt: Callable[[DecoderConfig, ConfigFields], DecoderConfig] = lambda shape, fields: shape
     unused: tuple[str, ...] = ()
+    images_elsewhere: Callable[[ConfigFields], bool] = lambda fields: False
 
     def resolve(self, fields: ConfigFields) -> DecoderFamily:
         """Return the decoder's family, adapted to the config and tensor names of this one.
@@ -291,6 +303,15 @@ def has_family(config: Mapping[str, Any]) -> bool:
     :param config: config.json's content
     """
     return _of_config(config) is not None
+
+
+def takes_images(config: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint's family, which it has, can serve its images; if not, transformers does.
+
+    :param config: config.json's content
+    """
+    family = _of_config(config)
+    return not (isinstance(family, NestedFamily) and family.images_elsewhere(ConfigFields(config)))
 
 
 def find_family(config: Mapping[str, Any]) -> DecoderFamily:

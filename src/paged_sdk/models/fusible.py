@@ -76,6 +76,8 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
     """
     if model.config.recurrent_layers:
         return "the native decoder has no recurrent layers"
+    if model.config.latent is not None:
+        return "the native decoder has no latent attention"
     if (pages := backend.native_pages) is None:
         return "its attention is not native"
     if model.group is not None and model.group.shared is None:

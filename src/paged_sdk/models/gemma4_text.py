@@ -12,11 +12,12 @@ from typing import Final
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig
+from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig, RopeConfig
 from paged_sdk.config.layer_shape import LayerInputConfig, LayerShape
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.models.common_config import FULL, read_activation, read_common, read_layer_types, read_windows
 from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.expert_branch import EXPERT_ACTIVATIONS
 from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
 from paged_sdk.models.gemma2 import NORMS
 from paged_sdk.models.rope_fields import read_rope
@@ -69,6 +70,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
         bidirectional=bidirectional,
         layer_scales=True,
         layer_inputs=_read_layer_inputs(fields, shape.vocab_size),
+        moe=_read_experts(fields, shape) if fields.flag("enable_moe_block", False) else None,
     )
 
 
@@ -160,6 +162,28 @@ def _read_rope(fields: ConfigFields, kind: str, head_dim: int) -> RopeConfig:
     num_rotating = int(share * head_dim // 2)
     divisors = (1.0,) * num_rotating + (math.inf,) * (num_frequencies - num_rotating)
     return evolve(rope, inv_freq_divisors=divisors if num_rotating < num_frequencies else ())
+
+
+def _read_experts(fields: ConfigFields, shape: DecoderConfig) -> MoeConfig:
+    """Return the settings of the experts beside the MLPs."""
+    if shape.activation not in EXPERT_ACTIVATIONS:
+        known = " or ".join(each.value for each in EXPERT_ACTIVATIONS)
+        raise UnsupportedArchitectureError(
+            f"{fields.shown('hidden_activation')} is not supported in experts: expected {known}",
+            architecture=shape.model_type,
+        )
+    count, selected = fields.positive("num_experts"), fields.positive("top_k_experts")
+    if selected > count:
+        raise fields.error("top_k_experts", f"at most the number of experts, {count}")
+    return MoeConfig(
+        layers=frozenset(range(shape.num_layers)),
+        num_experts=count,
+        num_experts_per_token=selected,
+        intermediate_size=fields.positive("moe_intermediate_size"),
+        renormalize=True,
+        beside_mlp=True,
+        activation=shape.activation,
+    )
 
 
 def _read_layer_inputs(fields: ConfigFields, vocab_size: int) -> LayerInputConfig | None:

@@ -9,10 +9,14 @@ from paged_sdk.models.common_config import read_common
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "read_granite"]
 
 
-def _read(fields: ConfigFields) -> DecoderConfig:
+def read_granite(fields: ConfigFields) -> DecoderConfig:
+    """Read what Granite with and without experts have in common.
+
+    :raises CheckpointError: a value is missing or invalid
+    """
     has_bias = fields.flag("attention_bias", False)
     return evolve(
         read_common(fields),
@@ -28,6 +32,6 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 
 FAMILY = DecoderFamily(
     architectures=("GraniteForCausalLM",),
-    read=_read,
+    read=read_granite,
     sizes=Sizes(vocab=32_000, hidden=4096, mlp=11_008, layers=32, heads=32),
 )

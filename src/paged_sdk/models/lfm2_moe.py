@@ -36,6 +36,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
             moe,
             sigmoid_scores=True,
             has_choice_bias=fields.flag("use_expert_bias", True),
+            sum_offset=1e-6,
             routed_scale=fields.number(_SCALE, 1.0),
         ),
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, MoeConfig
-from paged_sdk.kernels.fused_moe import route
 from paged_sdk.kernels.step import StepContext
+from paged_sdk.models.expert_choice import choose_experts
 from paged_sdk.models.expert_loader import ExpertTensors, load_experts
 from paged_sdk.models.family import ExpertNames, TensorNames
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
@@ -19,27 +18,28 @@ __all__ = ["MoeMlp", "SharedExpert", "load_moe_mlp"]
 
 
 class SharedExpert:
-    """Computes the shared expert, which serves every token, times the sigmoid of a gate.
+    """Computes the shared experts, which serve every token, as one MLP.
 
-    :param gate: the gate's weight, ``[1, hidden_size]``
+    :param gate: the weight of a gate whose sigmoid scales the output, ``[1, hidden_size]``; None: no gate
     """
 
-    def __init__(self, mlp: GatedMlp, *, gate: Tensor) -> None:
+    def __init__(self, mlp: GatedMlp, *, gate: Tensor | None) -> None:
         self.mlp = mlp
         self.gate = gate
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Apply the expert to ``[num_tokens, hidden_size]``."""
-        return F.linear(x, self.gate).sigmoid() * self.mlp.forward(x, ctx)
+        """Apply the experts to ``[num_tokens, hidden_size]``."""
+        output = self.mlp.forward(x, ctx)
+        return output if self.gate is None else F.linear(x, self.gate).sigmoid() * output
 
 
 class MoeMlp:
     """Routes each token to a few experts and sums their weighted outputs.
 
-    :param router: the router's weight, ``[num_experts, hidden_size]``
+    :param router: the router's weight, ``[num_experts, hidden_size]``; its product is computed in its dtype
     :param router_bias: ``[num_experts]``; None: no bias
     :param choice_bias: added to the experts' weights when they are chosen, ``[num_experts]``; None: nothing is added
-    :param shared: the shared expert, whose output is added; None: there is none
+    :param shared: the shared experts, whose output is added; None: there are none
     """
 
     def __init__(
@@ -61,48 +61,10 @@ class MoeMlp:
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Apply the mixture to ``[num_tokens, hidden_size]``, the tokens of a step."""
-        logits = F.linear(x, self.router, self.router_bias)
-        config = self.config
-        if config.sparse_mixer is not None:
-            weights, ids = _mix_sparsely(logits, config.sparse_mixer)
-        elif config.sigmoid_scores:
-            weights, ids = _route_by_sigmoid(logits, config, self._choice_bias)
-        else:
-            weights, ids = route(logits, config.num_experts_per_token, renormalize=config.renormalize)
+        logits = F.linear(x.to(self.router.dtype), self.router, self.router_bias)
+        weights, ids = choose_experts(logits, self.config, self._choice_bias)
         chosen = self.experts.forward(x, weights, ids)
         return chosen if self.shared is None else chosen + self.shared.forward(x, ctx)
-
-
-def _mix_sparsely(logits: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    """Choose the two experts with the largest scores, each weighted by a softmax over the scores near its own
-    (SparseMixer; Liu et al., 2023, arXiv 2310.00811).
-
-    :param logits: the router's scores, ``[num_tokens, num_experts]``
-    :param margin: a score is near the chosen one if it is less by at most this fraction of the larger magnitude
-    """
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    left, weights, ids = scores, [], []
-    for _ in range(2):
-        best, chosen = left.max(-1, keepdim=True)
-        is_less = (best - scores) > margin * scores.abs().clamp(min=best)
-        weights.append(left.masked_fill(is_less, -torch.inf).softmax(-1).gather(-1, chosen))
-        ids.append(chosen)
-        left = left.scatter(-1, chosen, -torch.inf)
-    return torch.cat(weights, -1), torch.cat(ids, -1)
-
-
-def _route_by_sigmoid(logits: Tensor, config: MoeConfig, choice_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Choose the experts with the largest sigmoids, after ``choice_bias`` is added to them (Liu et al., 2024, arXiv
-    2408.15664).
-
-    :param logits: the router's scores, ``[num_tokens, num_experts]``
-    """
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
-    ids = (scores if choice_bias is None else scores + choice_bias).topk(config.num_experts_per_token).indices
-    weights = scores.gather(-1, ids)
-    if config.renormalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-6)
-    return weights * config.routed_scale, ids
 
 
 def load_moe_mlp(
@@ -113,41 +75,59 @@ def load_moe_mlp(
     :param prefix: prefix of the layer's tensor names
     :raises CheckpointError: a tensor is missing or has another shape
     """
-    own = _names_in(loader, names, prefix)
+    own = _names_in(loader, moe, names, prefix)
     block = prefix + own.block
+    count = moe.num_experts
     return MoeMlp(
         moe,
-        router=loader.tensor(f"{block}.{own.router}.weight", moe.num_experts, config.hidden_size),
+        router=loader.tensor(f"{block}.{own.router}.weight", count, config.hidden_size, in_float32=moe.float32_router),
         experts=load_experts(
             loader,
             ExpertTensors(
                 block=f"{block}.experts",
+                stacked=(f"{block}.{own.stacked[0]}", f"{block}.{own.stacked[1]}"),
                 gate=own.gate,
                 up=own.up,
                 down=own.down,
-                num_experts=moe.num_experts,
+                num_experts=count,
                 hidden_size=config.hidden_size,
                 intermediate_size=moe.intermediate_size,
                 alternates=moe.alternates,
                 swiglu=None if moe.swiglu_limit is None else (moe.swiglu_alpha, moe.swiglu_limit),
             ),
         ),
-        router_bias=loader.tensor(f"{block}.{own.router}.bias", moe.num_experts) if moe.has_biases else None,
-        choice_bias=loader.tensor(f"{block}.{own.choice_bias}", moe.num_experts) if moe.has_choice_bias else None,
+        router_bias=loader.tensor(f"{block}.{own.router}.bias", count) if moe.has_biases else None,
+        choice_bias=_load_choice_bias(loader, f"{block}.{own.choice_bias}", count) if moe.has_choice_bias else None,
         shared=None
         if moe.shared_intermediate_size is None
-        else _load_shared(loader, config, f"{block}.shared_expert", moe.shared_intermediate_size),
+        else _load_shared(loader, config, own, prefix, moe.shared_intermediate_size, has_gate=moe.has_shared_gate),
     )
 
 
-def _load_shared(loader: WeightLoader, config: DecoderConfig, name: str, size: int) -> SharedExpert:
-    gate_up = [f"{name}.gate_proj", f"{name}.up_proj"]
-    mlp = load_gated_mlp(loader, config, gate_up, f"{name}.down_proj", size=size, bias=False)
-    return SharedExpert(mlp, gate=loader.tensor(f"{name}_gate.weight", 1, config.hidden_size))
+def _load_choice_bias(loader: WeightLoader, name: str, count: int) -> Tensor:
+    """Load the bias of the choice in float32: trained biases of near experts differ by less than bfloat16 resolves.
+
+    Ernie's checkpoints have it as a matrix of one row.
+    """
+    is_row = name in loader and loader.shape(name) == (1, count)
+    return loader.tensor(name, *((1, count) if is_row else (count,)), in_float32=True).flatten()
 
 
-def _names_in(loader: WeightLoader, names: TensorNames, prefix: str) -> ExpertNames:
+def _load_shared(
+    loader: WeightLoader, config: DecoderConfig, names: ExpertNames, prefix: str, size: int, *, has_gate: bool
+) -> SharedExpert:
+    gate_up = [prefix + name for name in names.shared_gate_up]
+    mlp = load_gated_mlp(loader, config, gate_up, prefix + names.shared_down, size=size, bias=config.mlp_bias)
+    gate = loader.tensor(f"{prefix}{names.shared_gate}.weight", 1, config.hidden_size) if has_gate else None
+    return SharedExpert(mlp, gate=gate)
+
+
+def _names_in(loader: WeightLoader, moe: MoeConfig, names: TensorNames, prefix: str) -> ExpertNames:
     """Return the names that the checkpoint uses; if none match, the first, for the error message."""
-    return next(
-        (each for each in names.experts if f"{prefix}{each.block}.{each.router}.weight" in loader), names.experts[0]
-    )
+
+    def are_there(own: ExpertNames) -> bool:
+        block = f"{prefix}{own.block}"
+        has_bias = not moe.has_choice_bias or f"{block}.{own.choice_bias}" in loader
+        return has_bias and f"{block}.{own.router}.weight" in loader
+
+    return next((each for each in names.experts if are_there(each)), names.experts[0])

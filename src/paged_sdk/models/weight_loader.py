@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError, UnsupportedQuantizationError, shown
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.quantized.reordered_matrix import JoinedMatrix
@@ -100,14 +101,16 @@ class WeightLoader:
         self._check_shape(name, shape)
         return self._source.tensor(name, self._dtype, torch.device("cpu"))
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
+    def tensor(self, name: str, *shape: int, in_float32: bool = False) -> Tensor:
         """Load one tensor in the model's dtype.
 
+        :param in_float32: load it in float32 if the model's dtype has fewer bits
         :raises CheckpointError: the tensor is missing or has another shape
         """
         self._check_shape(name, shape)
-        tensor = self._source.tensor(name, self._dtype, self._device)
-        self._loaded(name)
+        dtype = torch.promote_types(self._dtype, torch.float32) if in_float32 else self._dtype
+        tensor = self._source.tensor(name, dtype, self._device)
+        self.loaded(name)
         return tensor
 
     def ones(self, *shape: int) -> Tensor:
@@ -175,7 +178,7 @@ class WeightLoader:
             whole=stored[0].matrix if is_one and not is_cut else None,
         )
         for each in stored:
-            self._loaded(each.name)
+            self.loaded(each.name)
         if is_head:  # not wrapped for adapters: the model adds their updates to the logits of all ranks
             self._add_adaptable(self._head_shape(names[0], sum(out_features), in_features))
             return linear
@@ -254,7 +257,7 @@ class WeightLoader:
         matrices = [NamedMatrix(tensor_name, part, (number,), cut) for number, part in enumerate(parts)]
         self._note_narrow(matrices[:1], Role.LINEAR)
         linear = self._policy.linear(matrices, biases, Role.LINEAR, dtype=self._dtype, device=self._device)
-        self._loaded(tensor_name)
+        self.loaded(tensor_name)
         shape = AdaptableShape(
             {name: slice(0, len(order))},
             in_features,
@@ -278,20 +281,40 @@ class WeightLoader:
         return [each.matrix for each in NamedMatrix(name, matrix).split(heights)]
 
     def experts(
-        self, gate_up: ExpertStack, down: ExpertStack, *, extras: ExpertExtras | None, join: ColumnJoin | None
+        self,
+        gate_up: ExpertStack,
+        down: ExpertStack,
+        *,
+        extras: ExpertExtras | None,
+        join: ColumnJoin | None,
+        activation: GatedActivation = "silu",
     ) -> Experts:
         """Make a layer's experts from matrices that have been read.
 
-        :param extras: see :meth:`WeightPolicy.experts <paged_sdk.quant.policy.WeightPolicy.experts>`; ``join`` likewise
+        :param extras: see :meth:`WeightPolicy.experts <paged_sdk.quant.policy.WeightPolicy.experts>`; ``join`` and
+            ``activation`` likewise
         """
-        experts = self._policy.experts(gate_up, down, dtype=self._dtype, device=self._device, extras=extras, join=join)
+        experts = self._policy.experts(
+            gate_up, down, dtype=self._dtype, device=self._device, extras=extras, join=join, activation=activation
+        )
         matrices = [each for stack in (gate_up, down) for of_expert in stack.matrices for each in of_expert]
         if not isinstance(experts, DenseExperts):
             self._note_narrow(matrices, Role.EXPERTS)
         elif any(self._policy.is_quantized(each, Role.EXPERTS) for each in matrices):
             self.note(f"Experts are kept in {self._dtype}: only the other matrices are quantized.")
-        self._loaded(*(each.name for each in matrices))
+        self.loaded(*(each.name for each in matrices))
         return experts
+
+    def expert_linears(self, experts: Sequence[Sequence[NamedMatrix]]) -> list[Linear]:
+        """Make a linear layer for each expert of a layer, from matrices that have been read and share an input."""
+        none = [None] * max(map(len, experts))
+        made = [
+            self._policy.linear(each, none, Role.EXPERTS, dtype=self._dtype, device=self._device) for each in experts
+        ]
+        matrices = [each for of_expert in experts for each in of_expert]
+        self._note_narrow(matrices, Role.EXPERTS)
+        self.loaded(*(each.name for each in matrices))
+        return made
 
     def embedding(self, name: str, *, vocab_size: int, hidden_size: int, scale: float | None) -> Embedding:
         """Load the token embeddings.
@@ -301,7 +324,7 @@ class WeightLoader:
         table = self._tokens(self.matrix(name, vocab_size, hidden_size))
         self._note_narrow([table], Role.EMBEDDING)
         embedding = self._policy.embedding(table, scale=scale, dtype=self._dtype, device=self._device)
-        self._loaded(name)
+        self.loaded(name)
         return embedding
 
     def tied_head(self, name: str, embedding: Embedding, *, vocab_size: int) -> Linear:
@@ -368,7 +391,8 @@ class WeightLoader:
             what = f"tensor {shown(name)} has shape {list(found)}: expected {list(expected)}"
             raise malformed(self._source, name, what)
 
-    def _loaded(self, *names: str) -> None:
+    def loaded(self, *names: str) -> None:
+        """Report that some tensors are in use."""
         with self._lock:  # so that the reported number never decreases
             self._unused.difference_update(names)
             self._report(self._total - len(self._unused))

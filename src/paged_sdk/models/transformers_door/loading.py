@@ -16,6 +16,7 @@ from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
 from paged_sdk.models.checkpoint_layout import have_same_values
 from paged_sdk.models.loading_threads import loading_threads
+from paged_sdk.models.transformers_door.experts import OwnExperts, load_own_experts
 from paged_sdk.models.transformers_door.model import TransformersModel
 from paged_sdk.models.transformers_door.modules import Body, CurrentStep, OwnEmbedding, OwnLinear
 from paged_sdk.models.transformers_door.probe import Findings, probe
@@ -45,6 +46,11 @@ class TransformersDoor:
     def config(self) -> DecoderConfig:
         """Return the model's shape, as the engine sees it."""
         return self._findings.config
+
+    @property
+    def has_experts(self) -> bool:
+        """Return whether layers have experts that follow transformers' interface for them."""
+        return bool(self._findings.experts)
 
     def tensor_names(self, source: WeightSource) -> None:
         """Return None: only the class knows its tensor names."""
@@ -76,15 +82,18 @@ class TransformersDoor:
         transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
         renamed = RenamedSource(source, model, transposed)
         loader = WeightLoader(renamed, policy, dtype=dtype, device=device, prefixes=("",), on_progress=on_progress)
-        _Loading(model, loader, renamed, step, self._findings, dtype=dtype, device=device).run(num_threads)
+        loading = _Loading(model, loader, renamed, step, self._findings, dtype=dtype, device=device)
+        loading.run(num_threads)
         body = Body(model.get_submodule(self._findings.body))
         if self._findings.body:
             model.set_submodule(self._findings.body, body)
         is_encoder = not self._findings.body or self._findings.is_ranker
+        seam = attach(model)
+        seam.experts.update(loading.experts)
         made = TransformersModel(
             body if is_encoder else model,
             body,
-            attach(model),
+            seam,
             step,
             self._findings.layers,
             self.config,
@@ -134,6 +143,12 @@ def _sees_tokens(name: str) -> bool:
     return "experts." not in name
 
 
+def _holds_experts(name: str, module: nn.Module) -> bool:
+    """Return whether a module has the matrices of several experts as parameters."""
+    is_named_so = "expert" in f"{name}.{type(module).__name__}".lower()
+    return is_named_so and any(parameter.dim() > 2 for parameter in module.parameters(recurse=False))
+
+
 def _output_projection(model: Any) -> nn.Module | None:
     """Return the output projection; None if the class does not tell."""
     found: nn.Module | None = model.get_output_embeddings()
@@ -164,6 +179,7 @@ class _Loading:
         self._unused = {name for name in findings.unused if _sees_tokens(name)}
         self._dtype = dtype
         self._device = device
+        self.experts: dict[nn.Module, OwnExperts] = {}
         self._head = next((name for name, module in model.named_modules() if module is _output_projection(model)), None)
         # Checkpoints may have either name of a tied parameter.
         self._tied: dict[str, str] = dict(model.all_tied_weights_keys)
@@ -182,13 +198,23 @@ class _Loading:
                 for name, module in modules.items()
                 if type(module) in (nn.Linear, Conv1D) and not self._stays(name, module)
             ]
+            experts = [
+                (module, pool.submit(load_own_experts, name, module, self._loader, self._source, self._dtype))
+                for name, module in modules.items()
+                if name in self._findings.experts and self._are_own(name, module)
+            ]
             for name, linear in pending:
                 self._model.set_submodule(name, linear.result())
+            self.experts.update((module, own.result()) for module, own in experts)
         for name, module in list(self._model.named_modules()):
             for own, parameter in list(module.named_parameters(recurse=False)):
                 self._parameter(module, f"{name}.{own}".lstrip("."), own, parameter)
             for own, buffer in list(module.named_buffers(recurse=False)):
                 self._buffer(module, f"{name}.{own}".lstrip("."), own, buffer)
+        for name, module in self._model.named_modules():
+            if _holds_experts(name, module):
+                what = f"Experts are kept in {self._dtype}, and multiplied by torch"
+                self._loader.note(f"{what}: {type(module).__name__} computes them in a way of its own.")
         self._loader.close()
 
     def _stays(self, name: str, module: Any) -> bool:
@@ -201,6 +227,13 @@ class _Loading:
             or self._is_of_ranker(name)
             or module.weight.dtype != self._dtype
             or self._stays_float32(name)
+        )
+
+    def _are_own(self, name: str, module: nn.Module) -> bool:
+        """Return whether this package computes experts: those whose matrices have the model's dtype."""
+        matrices = [own for own, parameter in module.named_parameters(recurse=False) if parameter.dim() > 2]
+        return all(
+            getattr(module, own).dtype == self._dtype and not self._stays_float32(f"{name}.{own}") for own in matrices
         )
 
     def _is_of_ranker(self, name: str) -> bool:

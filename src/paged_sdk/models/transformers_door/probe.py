@@ -83,6 +83,7 @@ class Findings:
     :ivar layers: the layers' attention, in the order of its calls
     :ivar body: name of the submodule that computes hidden states; empty: the whole model does, as an encoder
     :ivar blocks: names of the layers' modules, which contain the attention modules
+    :ivar experts: names of modules that follow transformers' interface for experts
     :ivar read: names of linear layers and embeddings whose ``weight`` the class reads directly
     :ivar unused: names of linear layers that text does not use, such as those of an image encoder
     :ivar shared: names of linear layers that take other rows than the tokens too, such as embeddings of distances
@@ -94,6 +95,7 @@ class Findings:
     layers: tuple[AttentionLayer, ...]
     body: str
     blocks: tuple[str, ...]
+    experts: tuple[str, ...]
     read: frozenset[str]
     unused: frozenset[str]
     shared: frozenset[str]
@@ -143,7 +145,14 @@ def _run(model: PreTrainedModel) -> Findings:
         _, num_heads, num_tokens, _ = call.query.shape
         return call.query.new_zeros(1, num_tokens, num_heads, call.value.shape[-1])
 
-    attach(model, describe_masks=True).attend = record
+    experts: dict[str, None] = {}
+
+    def pass_by(module: nn.Module, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+        experts[names[module]] = None
+        return torch.zeros_like(hidden)
+
+    seam = attach(model, describe_masks=True)
+    seam.attend, seam.mix = record, pass_by
     found, watched = _watch_bodies(model), _watch_weights(model)
     ids = torch.zeros(_NUM_TOKENS, dtype=torch.int64, device=model.device)
     with torch.inference_mode():
@@ -165,6 +174,7 @@ def _run(model: PreTrainedModel) -> Findings:
         layers=tuple(calls),
         body=bodies[0],
         blocks=tuple(blocks),
+        experts=tuple(experts),
         read=frozenset(watched.read),
         unused=frozenset(watched.unused),
         shared=frozenset(watched.shared),

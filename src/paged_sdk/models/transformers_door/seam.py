@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
+from paged_sdk.models.transformers_door.experts import OwnExperts
+
 __all__ = [
     "IMPLEMENTATION",
     "POSITION_BIAS",
@@ -68,15 +70,29 @@ class AttentionCall:
 Attend = Callable[[AttentionCall], Tensor]
 """Computes attention and returns ``[1, num_tokens, num_heads, value_dim]``."""
 
+Mix = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
+"""Computes a layer's experts from its module, tokens ``[num_tokens, hidden_size]``, and their experts and weights,
+``[num_tokens, num_selected]`` each."""
+
 
 class Seam:
-    """Holds a model's present attention function; all modules of the model refer to the same seam.
+    """Holds a model's present functions; all modules of the model refer to the same seam.
 
     :ivar attend: computes the attention of one layer
+    :ivar mix: computes the experts of one layer
+    :ivar experts: the experts of layers that this package computes; transformers computes the others
     """
 
     def __init__(self) -> None:
         self.attend: Attend = _not_set
+        self.mix: Mix = self._mix
+        self.experts: dict[nn.Module, OwnExperts] = {}
+
+    def _mix(self, module: nn.Module, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+        own = self.experts.get(module)
+        if own is None:
+            return grouped_mm_experts_forward(module, hidden, indices, weights)
+        return own.mix(hidden, indices, weights)
 
 
 @frozen
@@ -212,8 +228,13 @@ def _describe(mask_function: _MaskFunction, config: Any) -> Mask:
     return Mask(why_not="its masks are neither causal nor of a sliding window")
 
 
-def _experts(module: Any, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    """Implement transformers' experts function; on the meta device, only the shape matters."""
-    if hidden.is_meta:
-        return torch.empty_like(hidden)
-    return grouped_mm_experts_forward(module, hidden, indices, weights)
+def _experts(module: nn.Module, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """Implement transformers' experts function.
+
+    :param hidden: ``[num_tokens, hidden_size]``
+    :param indices: each token's experts, ``[num_tokens, num_selected]``
+    :param weights: their weights, likewise
+    :returns: ``[num_tokens, hidden_size]``
+    """
+    seam = cast(Seam, getattr(module, _SEAM))
+    return seam.mix(module, hidden, indices, weights)

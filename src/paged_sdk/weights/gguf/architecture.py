@@ -9,7 +9,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-__all__ = ["EACH", "RATES", "TILED", "TOP_NAMES", "GgufArchitecture", "stem_of"]
+__all__ = ["EACH", "LATENT_UP", "RATES", "TILED", "TOP_NAMES", "GgufArchitecture", "stem_of"]
 
 TOP_NAMES: Final = MappingProxyType(
     {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -22,6 +22,10 @@ RATES: Final = "ssm_a"
 """GGUF's name, within ``blk.N.``, of the negated decay rates of value heads."""
 TILED: Final = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_alpha", "ssm_beta", "ssm_dt", RATES, "ssm_out")
 """GGUF names, within ``blk.N.`` and without endings, of the tensors that have something of each value head."""
+
+LATENT_UP: Final = ("attn_k_b", "attn_v_b")
+"""GGUF names, within ``blk.N.`` and without endings, of each head's projections of latent vectors: to keys, transposed,
+and to values."""
 
 # Layers with this norm have one norm for attention and another for the parallel MLP.
 _SECOND_NORM = "blk.0.attn_norm_2.weight"
@@ -46,7 +50,7 @@ class GgufArchitecture:
     :ivar beside_names: overrides of ``block_names`` in files whose layers have two parallel norms
     :ivar bare_names: likewise, of names that do not both end in ``.weight`` or ``.bias``: with their endings
     :ivar joined: Hugging Face name of a matrix within a layer -> GGUF names of those that have its rows, all of one
-        after all of the other; Hugging Face interleaves them in groups, one per key head
+        after all of the other, where Hugging Face interleaves them in groups, one per (key) head
     :ivar top_names: GGUF name of a tensor outside of the layers -> Hugging Face name
     :ivar body: the prefix of all Hugging Face names except that of the output projection
     :ivar layers: the name of the list of layers, after ``body``

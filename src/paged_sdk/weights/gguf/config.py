@@ -10,8 +10,10 @@ from typing import Any
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.weights.gguf.encoders import ENCODERS
 from paged_sdk.weights.gguf.families import FAMILIES, biases_of, delta_config, norm_eps
+from paged_sdk.weights.gguf.gemma4 import gemma4_config
 from paged_sdk.weights.gguf.model import GgufModel
 from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
+from paged_sdk.weights.gguf.routing import SHARED_SIZE, gating_functions, routing_keys
 from paged_sdk.weights.gguf.tensor import GgufTensor
 
 __all__ = ["GEMMA3_LOCAL_THETA", "GEMMA3_PERIOD", "config_from_gguf", "must_be_model"]
@@ -22,21 +24,30 @@ GEMMA3_PERIOD, GEMMA3_LOCAL_THETA = 6, 10_000.0
 # The 27B models scale attention by hidden_size / num_heads, all others by head_dim; they are told apart by depth.
 _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 
-# Architectures that may have experts, and MoE keys of other architectures, which are refused.
-_MIXTURES = frozenset({"llama", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe"})
-_SHARES = frozenset({"qwen2moe", "qwen3next", "qwen35moe"})  # of these, those with a shared expert
-_SHARED_SIZE = "expert_shared_feed_forward_length"
-_OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", _SHARED_SIZE)
-_SOFTMAX_GATE, _SIGMOID_GATE = 1, 2
+# Architectures that may have experts, and keys of shared experts and of their choice, which only some of them have.
+_MIXTURES = frozenset(
+    {
+        *("llama", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe"),
+        *("glm4moe", "dots1", "ernie4_5-moe", "minimax-m2", "gemma4"),
+    }
+)
+_OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", SHARED_SIZE)
 
 # Architectures that may rotate only a part of each head.
-_PARTLY_ROTATED = frozenset({"phi3", "glm4", "nemotron", "phi2", "stablelm", "qwen3next", "qwen35", "qwen35moe"})
+_PARTLY_ROTATED = frozenset(
+    {"phi3", "glm4", "nemotron", "phi2", "stablelm", "qwen3next", "qwen35", "qwen35moe"} | {"glm4moe", "minimax-m2"}
+)
 
 # Tensors of rotary scaling factors, and the architectures for which llama.cpp reads them.
 _DIVISORS = "rope_freqs.weight"
 _LONGROPE_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")
 _ROPE_TENSORS = MappingProxyType(
-    {"llama": (_DIVISORS, *_LONGROPE_TENSORS), "phi3": _LONGROPE_TENSORS, "exaone4": (_DIVISORS,)}
+    {
+        "llama": (_DIVISORS, *_LONGROPE_TENSORS),
+        "phi3": _LONGROPE_TENSORS,
+        "exaone4": (_DIVISORS,),
+        "gemma4": (_DIVISORS,),
+    }
 )
 
 _QKV = ("attn_q", "attn_k", "attn_v")
@@ -157,7 +168,7 @@ def _mlp_size(model: GgufModel) -> int:
     """Return the width of dense MLPs; files of qwen35moe, which has none, state that of an expert alone."""
     if model.architecture == "qwen35moe" and model.metadata.get("qwen35moe.feed_forward_length") is None:
         return model.integer("expert_feed_forward_length")
-    return model.integer("feed_forward_length")
+    return model.of_layers("feed_forward_length")[0]
 
 
 def _biases(model: GgufModel) -> dict[str, Any]:
@@ -173,13 +184,14 @@ def _experts(model: GgufModel) -> dict[str, Any]:
         return {}
     if model.architecture not in _MIXTURES:
         raise model.unsupported("experts")
-    own = (_SHARED_SIZE,) if model.architecture in _SHARES else ()
+    own = routing_keys(model.architecture)
     for key in _OTHER_MIXTURES:
         if key not in own and model.number(key, 0):
             raise model.unsupported(f"metadata {model.architecture}.{key}")
-    if (scale := model.number("expert_weights_scale", 0.0)) not in (0.0, 1.0):
-        raise model.unsupported(f"metadata {model.architecture}.expert_weights_scale = {scale}")
-    gates = (_SIGMOID_GATE,) if model.architecture == "lfm2moe" else (0, _SOFTMAX_GATE)
+    key = "expert_weights_scale"
+    if key not in own and (scale := model.number(key, 0.0)) not in (0.0, 1.0):
+        raise model.unsupported(f"metadata {model.architecture}.{key} = {scale}")
+    gates = gating_functions(model.architecture)
     if (gate := model.integer("expert_gating_func", gates[-1], minimum=0)) not in gates:
         raise model.unsupported(f"metadata {model.architecture}.expert_gating_func = {gate}")
     return {
@@ -283,7 +295,7 @@ def _qwen2moe(model: GgufModel) -> dict[str, Any]:
         "num_experts": model.integer("expert_count"),
         # Older files lack either size, or both.
         "moe_intermediate_size": model.integer("expert_feed_forward_length", experts.shape[1]),
-        "shared_expert_intermediate_size": model.integer(_SHARED_SIZE, shared.shape[0]),
+        "shared_expert_intermediate_size": model.integer(SHARED_SIZE, shared.shape[0]),
         "norm_topk_prob": False,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
@@ -376,6 +388,7 @@ _FAMILIES: Mapping[str, Callable[[GgufModel], dict[str, Any]]] = MappingProxyTyp
         "gemma2": _gemma2,
         "gemma3": _gemma3,
         "gemma-embedding": _gemma_embedding,
+        "gemma4": gemma4_config,
         **FAMILIES,
         **ENCODERS,
     }

@@ -9,21 +9,23 @@ import math
 from types import MappingProxyType
 from typing import Any, Final
 
-from paged_sdk.config.decoder import DecoderConfig, MoeConfig, NormKind, RopeConfig, RopeKind
+from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKind
 from paged_sdk.config.recurrent import GatedDeltaConfig, ShortConvConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.weights.gguf.config import GEMMA3_LOCAL_THETA, GEMMA3_PERIOD
+from paged_sdk.weights.gguf.gemma4 import gemma4_metadata, why_not_gemma4
+from paged_sdk.weights.gguf.latent_attention import latent_metadata, why_not_latent
 from paged_sdk.weights.gguf.names import ARCHITECTURES
+from paged_sdk.weights.gguf.routing import SHARED_SIZE, missing_in_gguf, routing_metadata
 
 __all__ = ["config_metadata", "gguf_architecture", "global_rope", "not_writable"]
-
-_SIGMOID_GATE: Final = 2
 
 _ARCHITECTURE_OF: Final = MappingProxyType(
     # Encoders and gpt-oss are only read: gpt-oss's checkpoints interleave the rows of the experts' gate and up.
     {each.model_type: name for name, each in ARCHITECTURES.items() if name != "gpt-oss" and not each.is_encoder}
     | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
     | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}
+    | dict.fromkeys(("youtu",), "deepseek2")
 )
 
 
@@ -65,10 +67,14 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
     }
+    if config.latent is not None:
+        if (lack := why_not_latent(config, config.latent, rope)) is not None:
+            raise not_writable(config, lack)
+        values |= latent_metadata(config, config.latent, rope)
     if rope.rotates:
         values |= {"rope.dimension_count": rope.rotary_dim, "rope.freq_base": float(rope.theta)}
     if config.moe is not None:
-        values |= _mixture(config)
+        values |= _mixture(config, name)
     match rope.kind:
         case RopeKind.LINEAR:
             values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope.factor)}
@@ -97,6 +103,10 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
     if config.num_image_layers:
         values["n_deepstack_layers"] = config.num_image_layers
     values |= _factors(config, name)
+    if name == "gemma4":
+        if (reason := why_not_gemma4(config)) is not None:
+            raise not_writable(config, f"of GGUF's Gemma 4, {reason}")
+        values |= gemma4_metadata(config)
     match config.model_type:
         case "olmo3":
             values |= _olmo3(config, rope)
@@ -145,30 +155,17 @@ def _delta(config: DecoderConfig) -> dict[str, Any]:
     return values | {"attention.recurrent_layers": [layer in deltas for layer in range(config.num_layers)]}
 
 
-def _mixture(config: DecoderConfig) -> dict[str, Any]:
+def _mixture(config: DecoderConfig, architecture: str) -> dict[str, Any]:
     moe = config.moe
     assert moe is not None
+    if (lacking := missing_in_gguf(config, moe, architecture)) is not None:
+        raise not_writable(config, f"GGUF has no key for {lacking} in such models")
     values: dict[str, Any] = {"expert_count": moe.num_experts, "expert_used_count": moe.num_experts_per_token}
-    if config.model_type == "lfm2_moe":
-        values |= _lfm2_mixture(config, moe)
-    elif len(moe.layers) != config.num_layers:
-        raise not_writable(config, "GGUF has no key for models in which only some layers have experts")
     if config.model_type != "mixtral":
         values["expert_feed_forward_length"] = moe.intermediate_size
     if moe.shared_intermediate_size is not None:
-        values["expert_shared_feed_forward_length"] = moe.shared_intermediate_size
-    return values
-
-
-def _lfm2_mixture(config: DecoderConfig, moe: MoeConfig) -> dict[str, Any]:
-    lacks = {
-        "without a bias per expert": not moe.has_choice_bias,
-        "without normalized weights of experts": not moe.renormalize,
-        "with scaled weights of experts": moe.routed_scale != 1.0,  # llama.cpp ignores expert_weights_scale here
-    }
-    if (first := next((what for what, is_so in lacks.items() if is_so), None)) is not None:
-        raise not_writable(config, f"GGUF has no such model {first}")
-    return {"leading_dense_block_count": config.num_layers - len(moe.layers), "expert_gating_func": _SIGMOID_GATE}
+        values[SHARED_SIZE] = moe.shared_intermediate_size
+    return values | routing_metadata(moe, architecture)
 
 
 def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:

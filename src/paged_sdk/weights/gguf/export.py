@@ -19,9 +19,10 @@ from torch import Tensor
 from paged_sdk.config.decoder import DecoderConfig, RopeKind
 from paged_sdk.config.recurrent import GatedDeltaConfig
 from paged_sdk.errors import shown
-from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
-from paged_sdk.weights.gguf.architecture import EACH, RATES, TILED, GgufArchitecture, stem_of
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, RATES, TILED, GgufArchitecture, stem_of
 from paged_sdk.weights.gguf.config_export import gguf_architecture, global_rope, not_writable
+from paged_sdk.weights.gguf.gemma4 import gemma4_divisors
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.qkv_order import qkv_order, qkvz_order, rows_of_heads, runs, tiled_heads
 from paged_sdk.weights.source import WeightSource, malformed
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 _EXPERT: Final = re.compile(r"\.(experts|norms)\.(\d+)\.")
-_MERGED: Final = re.compile(r"model\.layers\.(\d+)\..+\.experts\.(gate_up_proj|down_proj)")
+_MERGED: Final = re.compile(r"model\.layers\.(\d+)\.(?:.+\.)?experts\.(gate_up_proj|down_proj)")
 _LAYER_TENSOR: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 _UNUSED: Final = ".rotary_emb.inv_freq"  # buffers that older checkpoints hold
 
@@ -61,7 +62,7 @@ class GgufPlace:
     """Locates a checkpoint's tensor in a GGUF file.
 
     :ivar names: the name of the GGUF tensor; two names if the checkpoint merges the experts' gate and up projections,
-        or the projections of gated delta networks, which GGUF keeps apart
+        those of gated delta networks, or those of latent vectors to keys and values, which GGUF keeps apart
     :ivar expert: the number of the expert that the matrix belongs to, or of the head that the norm belongs to; None if
         the tensor is neither
     """
@@ -72,7 +73,7 @@ class GgufPlace:
     @property
     def is_stack(self) -> bool:
         """Return whether the GGUF tensor stacks the matrices of all experts."""
-        return "_exps." in self.names[0]
+        return self.names[0].endswith("_exps.weight")
 
 
 @frozen(eq=False, kw_only=True)
@@ -139,6 +140,8 @@ def gguf_tensors(
             stacks.setdefault(stored, {})[expert] = name
         elif place.is_stack:
             found |= _merged_experts(source, name, [stored, *others], config)
+        elif stem_of(stored) in LATENT_UP:
+            found |= _latent_up(source, name, [stored, *others], config)
         elif others:
             found |= _delta_inputs(source, name, [stored, *others], config)
         else:
@@ -237,6 +240,8 @@ def _one(
     squeezed = shape
     if stored.endswith(".ffn_gate_inp_shexp.weight"):  # the gate of the shared expert has one row: a vector in GGUF
         squeezed = shape[1:]
+    elif stored.endswith(".exp_probs_b.bias"):  # ernie4_5_moe has it as a matrix of one row
+        squeezed = shape[-1:]
     elif stored.endswith((".shortconv.conv.weight", ".ssm_conv1d.weight")):
         squeezed = _without_input_channel(shape)
     return GgufMatrix(shape=squeezed, matrices=[source.matrix(name)], permuted_heads=heads)
@@ -306,6 +311,33 @@ def _delta_inputs(
     return found
 
 
+def _latent_up(source: WeightSource, name: str, stored: Sequence[str], config: DecoderConfig) -> dict[str, GgufMatrix]:
+    """Split the projection of latent vectors into that to keys, transposed for each head, and that to values."""
+    latent, heads, whole = config.latent, config.num_heads, source.matrix(name)
+    assert latent is not None
+    keys, values, rank = latent.nope_dim, latent.value_dim, latent.rank
+    if whole.shape != (heads * (keys + values), rank):
+        expected = f"expected {[heads * (keys + values), rank]}"
+        raise malformed(source, name, f"tensor {shown(name)} has shape {list(whole.shape)}: {expected}")
+    firsts = range(0, whole.shape[0], keys + values)
+    of_keys = [whole.rows(slice(first, first + keys)) for first in firsts]
+    of_values = [whole.rows(slice(first + keys, first + keys + values)) for first in firsts]
+    return {
+        stored[0]: GgufMatrix(shape=(heads, rank, keys), matrices=list(map(_transposed, of_keys))),
+        stored[1]: GgufMatrix(shape=(heads, values, rank), matrices=of_values),
+    }
+
+
+def _transposed(matrix: StoredMatrix) -> DenseMatrix:
+    """Return the transposed matrix, which is decoded when it is read."""
+
+    def read(first: int, last: int) -> Tensor:
+        return matrix.decoded(torch.float32).T[first:last].contiguous()
+
+    rows, cols = matrix.shape
+    return DenseMatrix(UnreadRows(shape=(cols, rows), itemsize=torch.float32.itemsize, read=read))
+
+
 def _column(source: WeightSource, name: str) -> DenseMatrix:
     """Return a vector as a matrix with one column."""
     return DenseMatrix(source.tensor(name, torch.float32, torch.device("cpu")).view(-1, 1))
@@ -353,11 +385,13 @@ def _rope_tensors(
 ) -> dict[str, GgufMatrix]:
     rope = global_rope(config)
     tensors: dict[str, Iterable[float]] = {}
-    if divisors is not None:
+    if architecture.model_type == "gemma4_text":
+        tensors["rope_freqs.weight"] = gemma4_divisors(config).tolist()
+    elif divisors is not None:
         tensors["rope_freqs.weight"] = divisors.tolist()
     if rope.kind is RopeKind.LONGROPE:
         tensors |= {"rope_factors_long.weight": rope.long_factor, "rope_factors_short.weight": rope.short_factor}
-    if tensors and architecture.model_type not in ("llama", "phi3"):
+    if tensors and architecture.model_type not in ("llama", "phi3", "gemma4_text"):
         raise not_writable(config, f"GGUF has no key for its rotary scaling ({rope.kind.value})")
     return {
         name: GgufMatrix(shape=(len(values),), matrices=[DenseMatrix(values.view(-1, 1))])

@@ -7,7 +7,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from paged_sdk.errors import shown
+from paged_sdk.weights.gguf.latent_attention import latent_config
 from paged_sdk.weights.gguf.model import GgufModel
+from paged_sdk.weights.gguf.routing import ernie_config, grouped_config, minimax_config
 
 __all__ = ["FAMILIES", "biases_of", "delta_config", "norm_eps"]
 
@@ -43,7 +45,8 @@ _BIASES: Final = MappingProxyType(
         "falcon": _NORMS | {"attn_norm_2"},
         "gpt-oss": _QKV | {"attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
         "bloom": _NORMS | _MLP | {"token_embd_norm", "attn_qkv", "attn_output"},
-        "lfm2moe": frozenset({"exp_probs_b"}),
+        "glm4moe": _QKV | {"exp_probs_b"},
+        **dict.fromkeys(("lfm2moe", "dots1", "ernie4_5-moe", "minimax-m2"), frozenset({"exp_probs_b"})),
         **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), frozenset({"ssm_dt"})),
         # "output" is cls.output.bias.
         "bert": _BERT_NORMS | _QKV | _MLP | {"attn_qkv", "attn_output", "cls", "output"},
@@ -132,6 +135,15 @@ def _glm4(model: GgufModel) -> dict[str, Any]:
         "partial_rotary_factor": model.rotary_dim / model.head_dim,
         "attention_bias": _has(model, "attn_q.bias"),
     }
+
+
+def _glm4moe(model: GgufModel) -> dict[str, Any]:
+    return grouped_config(model) | _glm4(model) | {"use_qk_norm": _has(model, "attn_q_norm.weight")}
+
+
+def _dots1(model: GgufModel) -> dict[str, Any]:
+    # llama.cpp has no windows in this architecture.
+    return grouped_config(model) | {"attention_bias": False, "sliding_window": None}
 
 
 def _starcoder2(model: GgufModel) -> dict[str, Any]:
@@ -349,6 +361,10 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "ernie4_5": _ernie4_5,
         "exaone4": _exaone4,
         "glm4": _glm4,
+        "glm4moe": _glm4moe,
+        "dots1": _dots1,
+        "ernie4_5-moe": ernie_config,
+        "minimax-m2": minimax_config,
         "starcoder2": _starcoder2,
         "command-r": _command_r,
         "cohere2": _cohere2,
@@ -363,6 +379,7 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "falcon": _falcon,
         "bloom": _bloom,
         "mpt": _mpt,
+        "deepseek2": latent_config,
     }
 )
 """Functions that make the architecture's own part of a config, by GGUF architecture."""

@@ -6,7 +6,8 @@ weights of gemma, nemotron and those with gated delta networks have 1 added; the
 stacked, as are stablelm's per-head norms; fused QKV matrices have all queries, all keys, all values (falcon's and
 bloom's checkpoints group them by KV head); Qwen3-Reranker's rank head has two rows, which are to be subtracted;
 convolutions have one dimension less; and of gated delta networks, the logarithms of decay rates become the negated
-rates, qwen3next's fused projection is two matrices without groups of rows, and qwen35's value heads have another order.
+rates, qwen3next's fused projection is two matrices without groups of rows, and qwen35's value heads have another order;
+and deepseek2's projection of latent vectors is two stacks of a matrix per head, those of keys transposed.
 
 The table is our own. The gguf package's maps go from every name that any checkpoint has used to GGUF's: inverting them
 takes a list of the Hugging Face names of each architecture, which is this table. The package would also require pyyaml
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from paged_sdk.weights.gguf.architecture import EACH, TOP_NAMES, GgufArchitecture
+from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, TOP_NAMES, GgufArchitecture
 
 __all__ = ["ARCHITECTURES", "RANK_HEAD"]
 
@@ -52,6 +53,13 @@ _SHARED_EXPERT = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+# Shared experts without a gate, and the bias of the choice.
+_SHARED_EXPERTS = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_CHOICE_BIAS = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
 _GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.router",
@@ -69,11 +77,31 @@ _GLM4 = {
     "ffn_down": "mlp.down_proj",
     "post_ffw_norm": "post_mlp_layernorm",
 }
+_POST_NORM = {"post_attention_norm": "post_attention_layernorm"}
 _PRE_NORM = {"ffn_norm": "post_attention_layernorm"}
 _SANDWICH_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+# Inputs of the layers' own, and experts beside MLPs.
+_GEMMA4 = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_exps": f"experts.{EACH}.gate_proj",
+    "ffn_up_exps": f"experts.{EACH}.up_proj",
+    "ffn_down_exps": f"experts.{EACH}.down_proj",
+}
+_BARE_GEMMA4 = {
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
 }
 _FUSED = {
     "attn_norm": "input_layernorm",
@@ -142,6 +170,17 @@ _NORMS_OF_HEADS = {
     "attn_q_norm": f"self_attn.q_layernorm.norms.{EACH}",
     "attn_k_norm": f"self_attn.k_layernorm.norms.{EACH}",
 }
+_LATENT = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_output": "self_attn.o_proj",
+}
 _BERT = {
     "attn_q": "attention.self.query",
     "attn_k": "attention.self.key",
@@ -198,6 +237,17 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "gemma3": GgufArchitecture(
             model_type="gemma3_text", block_names=_ATTENTION | _QK_NORM | _SANDWICH_NORMS | _MLP, norm_offset=1.0
         ),
+        "gemma4": GgufArchitecture(
+            model_type="gemma4_text",
+            block_names=_ATTENTION | _QK_NORM | _SANDWICH_NORMS | _MLP | _GEMMA4,
+            bare_names=_BARE_GEMMA4,
+            top_names=TOP_NAMES
+            | {
+                "per_layer_token_embd": "model.embed_tokens_per_layer",
+                "per_layer_model_proj": "model.per_layer_model_projection",
+                "per_layer_proj_norm": "model.per_layer_projection_norm",
+            },
+        ),
         "gemma": GgufArchitecture(model_type="gemma", block_names=_ATTENTION | _PRE_NORM | _MLP, norm_offset=1.0),
         "granite": GgufArchitecture(
             model_type="granite",
@@ -219,12 +269,32 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         ),
         "seed_oss": GgufArchitecture(
             model_type="seed_oss",
-            block_names=_ATTENTION | {"post_attention_norm": "post_attention_layernorm"} | _MLP,
+            block_names=_ATTENTION | _POST_NORM | _MLP,
         ),
         "ernie4_5": GgufArchitecture(model_type="ernie4_5", block_names=_ATTENTION | _PRE_NORM | _MLP),
         "olmo2": GgufArchitecture(model_type="olmo2", block_names=_PROJECTIONS | _QK_NORM | _OUTPUT_NORMS | _MLP),
         "exaone4": GgufArchitecture(model_type="exaone4", block_names=_PROJECTIONS | _QK_NORM | _OUTPUT_NORMS | _MLP),
         "glm4": GgufArchitecture(model_type="glm4", block_names=_ATTENTION | _GLM4),
+        "glm4moe": GgufArchitecture(
+            model_type="glm4_moe",
+            block_names=_ATTENTION | _QK_NORM | _POST_NORM | _MLP | _EXPERTS | _SHARED_EXPERTS,
+            bare_names=_CHOICE_BIAS,
+        ),
+        "dots1": GgufArchitecture(
+            model_type="dots1",
+            block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP | _EXPERTS | _SHARED_EXPERTS,
+            bare_names=_CHOICE_BIAS,
+        ),
+        "ernie4_5-moe": GgufArchitecture(
+            model_type="ernie4_5_moe",
+            block_names=_ATTENTION | _PRE_NORM | _MLP | _EXPERTS | _SHARED_EXPERTS,
+            bare_names={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+        ),
+        "minimax-m2": GgufArchitecture(
+            model_type="minimax_m2",
+            block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MIXTRAL_EXPERTS,
+            bare_names={"exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"},
+        ),
         "starcoder2": GgufArchitecture(
             model_type="starcoder2",
             block_names=_ATTENTION | _PRE_NORM | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
@@ -314,6 +384,12 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             top_names=TOP_NAMES | {"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"},
             body="transformer.",
             layers="blocks",
+        ),
+        # Older files have attn_kv_b, as Hugging Face's checkpoints do.
+        "deepseek2": GgufArchitecture(
+            model_type="deepseek_v2",
+            block_names=_LATENT | _PRE_NORM | _MLP,
+            joined={"self_attn.kv_b_proj": LATENT_UP},
         ),
         # XLM-RoBERTa, RoBERTa and DistilBERT, too: their layers are BERT's.
         "bert": GgufArchitecture(

@@ -15,12 +15,12 @@ from torch import Tensor
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
-from paged_sdk.weights.gguf.architecture import EACH, RATES, TILED, GgufArchitecture, stem_of
+from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, RATES, TILED, GgufArchitecture, stem_of
 from paged_sdk.weights.gguf.config import config_from_gguf
 from paged_sdk.weights.gguf.file import open_gguf, tensors_of_parts
 from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
 from paged_sdk.weights.gguf.tensor import GgufTensor, RowDifference
-from paged_sdk.weights.gguf.weight import GgufWeight, JoinedWeight
+from paged_sdk.weights.gguf.weight import GgufWeight, JoinedWeight, LatentUpWeight
 from paged_sdk.weights.qkv_order import grouped_heads, qkv_order, qkvz_order, rows_of_heads
 from paged_sdk.weights.weight_file import WeightFile
 
@@ -66,7 +66,7 @@ class GgufSource:
         tensors = tensors_of_parts(self._files)
         self.config: dict[str, Any] = config_from_gguf(self.metadata, tensors, path)
         architecture = ARCHITECTURES[self.metadata["general.architecture"]].of_file(tensors)
-        self._weights: dict[str, GgufWeight | JoinedWeight] = {
+        self._weights: dict[str, GgufWeight | JoinedWeight | LatentUpWeight] = {
             name: self._weight(architecture, tensor)
             for stored in tensors.values()
             if not stored.name.startswith(_SETTINGS) and not self._is_of_later_layers(stored.name)
@@ -109,7 +109,7 @@ class GgufSource:
         for file in self._files:
             file.close()
 
-    def _find(self, name: str) -> GgufWeight | JoinedWeight:
+    def _find(self, name: str) -> GgufWeight | JoinedWeight | LatentUpWeight:
         weight = self._weights.get(name)
         if weight is None:
             raise CheckpointError(f"{self._path} holds no tensor for {shown(name)}", path=self._path)
@@ -196,16 +196,27 @@ class GgufSource:
         match = _OF_LAYER.match(name)
         return match is not None and int(match[1]) >= self.config["num_hidden_layers"]
 
-    def _joined(self, architecture: GgufArchitecture, tensors: Mapping[str, GgufTensor]) -> dict[str, JoinedWeight]:
+    def _joined(
+        self, architecture: GgufArchitecture, tensors: Mapping[str, GgufTensor]
+    ) -> dict[str, JoinedWeight | LatentUpWeight]:
         """Return the matrices that have the rows of several tensors, by Hugging Face name."""
-        found: dict[str, JoinedWeight] = {}
+        found: dict[str, JoinedWeight | LatentUpWeight] = {}
         for layer in range(self.config["num_hidden_layers"]) if architecture.joined else ():
             for name, stems in architecture.joined.items():
                 parts = [tensors.get(f"blk.{layer}.{stem}.weight") for stem in stems]
                 there = [part for part in parts if part is not None]
                 if there:
-                    found[f"{architecture.body}{architecture.layers}.{layer}.{name}.weight"] = self._joined_parts(there)
+                    join = self._latent_up if stems == LATENT_UP else self._joined_parts
+                    found[f"{architecture.body}{architecture.layers}.{layer}.{name}.weight"] = join(there)
         return found
+
+    def _latent_up(self, parts: Sequence[GgufTensor]) -> LatentUpWeight:
+        heads, rank = self.config["num_attention_heads"], self.config["kv_lora_rank"]
+        sizes = self.config["qk_nope_head_dim"], self.config["v_head_dim"]
+        if [part.shape for part in parts] != [(heads, rank, sizes[0]), (heads, sizes[1], rank)]:
+            what = f"with {heads} heads, keys of {sizes[0]} and values of {sizes[1]}"
+            raise self._misfit(parts[0], f"cannot be that of keys beside that of values, {what}")
+        return LatentUpWeight(*map(GgufWeight, parts))
 
     def _joined_parts(self, parts: Sequence[GgufTensor]) -> JoinedWeight:
         sizes = self._delta_sizes()

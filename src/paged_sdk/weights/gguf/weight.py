@@ -17,7 +17,7 @@ from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix,
 from paged_sdk.weights.gguf.tensor import GgufTensor, stored_matrix
 from paged_sdk.weights.qkv_order import runs
 
-__all__ = ["GgufWeight", "JoinedWeight"]
+__all__ = ["GgufWeight", "JoinedWeight", "LatentUpWeight"]
 
 
 @frozen(eq=False)
@@ -139,6 +139,42 @@ class JoinedWeight:
     def matrix(self) -> StoredMatrix:
         """Return the matrix."""
         return JoinedMatrix([part.matrix() for part in self.parts], self.order)
+
+
+@frozen(eq=False)
+class LatentUpWeight:
+    """Describes the projection of latent vectors to each head's keys, then its values, which GGUF keeps apart.
+
+    :ivar of_keys: a stack of transposed matrices, ``[num_heads, rank, nope_dim]``
+    :ivar of_values: a stack of matrices, ``[num_heads, value_dim, rank]``
+    """
+
+    of_keys: GgufWeight
+    of_values: GgufWeight
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the number of rows and columns."""
+        num_heads, value_dim, rank = self.of_values.shape
+        return num_heads * (self.of_keys.shape[2] + value_dim), rank
+
+    @property
+    def path(self) -> Path:
+        """Return the file of the keys' matrices."""
+        return self.of_keys.path
+
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether either stack is stored in quantized blocks."""
+        return self.of_keys.is_quantized or self.of_values.is_quantized
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """Read the values."""
+        return torch.cat([self.of_keys.values(dtype).mT, self.of_values.values(dtype)], 1).flatten(0, 1)
+
+    def matrix(self) -> StoredMatrix:
+        """Return the matrix, decoded: a block of the keys' has elements of several rows."""
+        return DenseMatrix(self.values(torch.float32))
 
 
 def _read_in_order(rows: UnreadRows, order: Tensor, first: int, last: int) -> Tensor:

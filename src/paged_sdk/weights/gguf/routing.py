@@ -1,0 +1,129 @@
+"""Describe mixtures of experts that differ from Mixtral's, by the GGUF keys that llama.cpp reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from paged_sdk.config.decoder import DecoderConfig, MoeConfig
+from paged_sdk.weights.gguf.model import GgufModel
+
+__all__ = [
+    "SHARED_SIZE",
+    "ernie_config",
+    "gating_functions",
+    "grouped_config",
+    "minimax_config",
+    "missing_in_gguf",
+    "routing_keys",
+    "routing_metadata",
+]
+
+SHARED_SIZE: Final = "expert_shared_feed_forward_length"
+_SHARED_COUNT, _SCALE = "expert_shared_count", "expert_weights_scale"
+_FIRST, _NORM, _GATE = "leading_dense_block_count", "expert_weights_norm", "expert_gating_func"
+_GROUPS, _GROUPS_USED = "expert_group_count", "expert_group_used_count"
+_NO_GATE, _SOFTMAX_GATE, _SIGMOID_GATE = 0, 1, 2
+
+_GROUPED: Final = frozenset({"glm4moe", "dots1"})
+# Architectures whose first layers may have a dense MLP.
+_WITH_DENSE: Final = _GROUPED | {"lfm2moe", "ernie4_5-moe"}
+_SIGMOIDS: Final = _GROUPED | {"lfm2moe", "minimax-m2"}
+# Keys of which the value is read for these architectures; others must not have them.
+_KEYS: Final[Mapping[str, Collection[str]]] = MappingProxyType(
+    dict.fromkeys(("qwen2moe", "qwen3next", "qwen35moe"), (SHARED_SIZE,))
+    | dict.fromkeys(_GROUPED, (_SHARED_COUNT, SHARED_SIZE, _SCALE, _GROUPS))
+    | {"ernie4_5-moe": (_SHARED_COUNT, SHARED_SIZE)}
+)
+# llama.cpp divides by no smaller sum of weights.
+_SMALLEST_SUM: Final = 2.0**-14
+
+
+def routing_keys(architecture: str) -> Collection[str]:
+    """Return which keys of shared experts and of their choice an architecture has."""
+    return _KEYS.get(architecture, ())
+
+
+def gating_functions(architecture: str) -> tuple[int, ...]:
+    """Return the values that ``expert_gating_func`` may have; the last is that of files without the key."""
+    return (_NO_GATE, _SIGMOID_GATE) if architecture in _SIGMOIDS else (_NO_GATE, _SOFTMAX_GATE)
+
+
+def grouped_config(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of experts that are chosen from groups, with shared experts."""
+    return {
+        "n_routed_experts": model.integer("expert_count"),
+        "n_shared_experts": model.integer(_SHARED_COUNT),
+        "moe_intermediate_size": model.integer("expert_feed_forward_length"),
+        "first_k_dense_replace": model.integer(_FIRST, 0, minimum=0),
+        "routed_scaling_factor": model.number(_SCALE, 0.0) or 1.0,
+        "norm_topk_prob": model.metadata.get(f"{model.architecture}.{_NORM}", False) is True,
+        "n_group": model.integer(_GROUPS, 1, minimum=0) or 1,
+        "topk_group": model.integer(_GROUPS_USED, 1, minimum=0) or 1,
+    }
+
+
+def ernie_config(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of Ernie 4.5 with experts, whose weights llama.cpp always normalizes."""
+    size = model.integer("expert_feed_forward_length")
+    shared = model.integer(SHARED_SIZE, model.integer(_SHARED_COUNT, 0, minimum=0) * size, minimum=0)
+    if shared % size:
+        raise model.unsupported(f"shared experts of {shared} neurons, no multiple of {size}")
+    return {
+        "use_bias": False,
+        "moe_num_experts": model.integer("expert_count"),
+        "moe_k": model.integer("expert_used_count"),
+        "moe_intermediate_size": size,
+        "moe_num_shared_experts": shared // size,
+        "moe_layer_start_index": model.integer(_FIRST, 0, minimum=0),
+        "moe_layer_interval": model.integer("interleave_moe_layer_step", 1),
+    }
+
+
+def minimax_config(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of MiniMax M2."""
+    return {
+        "intermediate_size": model.integer("expert_feed_forward_length"),
+        "partial_rotary_factor": model.rotary_dim / model.head_dim,
+    }
+
+
+def routing_metadata(moe: MoeConfig, architecture: str) -> dict[str, Any]:
+    """Return the keys of a mixture of experts that not all architectures have.
+
+    :param architecture: GGUF's name of the model's architecture
+    """
+    values: dict[str, Any] = {}
+    if architecture in _SIGMOIDS:
+        values[_GATE] = _SIGMOID_GATE
+    if architecture in _WITH_DENSE:
+        values[_FIRST] = min(moe.layers)
+    if _SHARED_COUNT in routing_keys(architecture):
+        values[_SHARED_COUNT] = (moe.shared_intermediate_size or 0) // moe.intermediate_size
+    if architecture == "ernie4_5-moe":
+        values["interleave_moe_layer_step"] = 1
+    if architecture in _GROUPED:
+        values |= {_SCALE: float(moe.routed_scale), _NORM: moe.renormalize}
+    if moe.num_groups_per_token < moe.num_groups:
+        values |= {_GROUPS: moe.num_groups, _GROUPS_USED: moe.num_groups_per_token}
+    return values
+
+
+def missing_in_gguf(config: DecoderConfig, moe: MoeConfig, architecture: str) -> str | None:
+    """Return what an architecture has no key for, or None if it has all keys that the mixture needs."""
+    is_grouped, first = architecture in _GROUPED, min(moe.layers)
+    lacks = {
+        "layers without experts": architecture not in _WITH_DENSE and len(moe.layers) < config.num_layers,
+        "layers without experts after others": moe.layers != frozenset(range(first, config.num_layers)),
+        "experts without shared ones": is_grouped and moe.shared_intermediate_size is None,
+        "experts without a bias of the choice": architecture in _SIGMOIDS and not moe.has_choice_bias,
+        "a choice without normalized weights": architecture == "lfm2moe" and not moe.renormalize,
+        # of lfm2moe, llama.cpp ignores the key
+        "scaled weights of experts": not is_grouped and moe.routed_scale != 1.0,
+        f"sums of weights of at least {moe.min_sum}": moe.min_sum > _SMALLEST_SUM,
+        # of dots1, llama.cpp has neither windows nor biases
+        "sliding windows": architecture == "dots1" and any(config.sliding_windows),
+        "biases of attention": architecture == "dots1" and config.qkv_bias,
+    }
+    return next((what for what, is_so in lacks.items() if is_so), None)

@@ -1,0 +1,242 @@
+"""Models with latent attention behind the public names: however their KV is kept, shared, cut and guessed, texts are
+those of transformers; and what they do not go together with is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from adapter_files import merge, write_adapter
+from arrivals import wait_for_requests
+from paged_sdk import (
+    AdapterError,
+    CompletionResponse,
+    ConfigError,
+    GgufModelBuilder,
+    IsqType,
+    MemoryGpuConfig,
+    Model,
+    PagedAttentionMeta,
+    PagedCacheType,
+    SamplingParams,
+    SpeculativeConfig,
+    TextModelBuilder,
+    TextSpeculativeBuilder,
+    write_gguf,
+)
+from paged_sdk.build.memory_plan import plan_memory
+from tiny import make_other_checkpoint
+
+pytestmark = pytest.mark.anyio
+
+LATENT: Final = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+}
+CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
+    "youtu": LATENT,
+    "deepseek_v3": LATENT
+    | {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+    },
+}
+PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, [9] * 70, list(range(100, 133)))
+NUM_TOKENS: Final = 24
+TARGETS: Final = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "down_proj")
+GREEDY: Final = SamplingParams(temperature=0.0, max_len=NUM_TOKENS, ignore_eos=True)
+SCORED: Final = SamplingParams(temperature=0.0, max_len=1, prompt_logprobs=0)
+
+
+@pytest.fixture(scope="module", params=["youtu", pytest.param("deepseek_v3", marks=pytest.mark.long)])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family: str = request.param
+    return make_other_checkpoint(family, tmp_path_factory.mktemp(family), **CONFIGS[family])
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def builder_of(path: Path) -> TextModelBuilder:
+    return TextModelBuilder(path).with_dtype("float32").with_force_cpu().with_num_threads(1)
+
+
+def pool(tokens: int, cache_type: PagedCacheType = PagedCacheType.AUTO) -> PagedAttentionMeta:
+    return PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(tokens), cache_type=cache_type)
+
+
+def reference_of(path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def continued(reference: Any, prompt: list[int]) -> list[int]:
+    tokens: list[int] = reference.generate(
+        torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0, eos_token_id=None
+    )[0, len(prompt) :].tolist()
+    return tokens
+
+
+def text_of(response: CompletionResponse) -> str:
+    return response.choices[0].text
+
+
+async def texts_of(model: Model) -> list[str]:
+    return [text_of(await model.send_completion_request(prompt, GREEDY)) for prompt in PROMPTS]
+
+
+async def prompt_logprobs(model: Model) -> torch.Tensor:
+    response = await model.send_completion_request(PROMPTS[3], SCORED)
+    found = response.choices[0].prompt_logprobs
+    assert found is not None
+    return torch.tensor([token.logprob for token in found.content])
+
+
+SETTINGS: Final[Mapping[str, Any]] = {
+    "default": lambda builder: builder,
+    "small chunks": lambda builder: builder.with_max_num_batched_tokens(16).with_paged_attn(pool(2000)),
+    "preempted": lambda builder: builder.with_max_num_batched_tokens(32).with_paged_attn(pool(160)),
+    "preempted, no prefix cache": lambda builder: builder.with_paged_attn(pool(160)).with_prefix_cache_n(None),
+    "contiguous": lambda builder: builder.without_paged_attn(),
+    "drafts": lambda builder: builder.with_speculation(SpeculativeConfig(gamma=4)),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+async def test_texts_are_those_of_transformers(checkpoint: Path, name: str) -> None:
+    reference = reference_of(checkpoint)
+    expected = [continued(reference, prompt) for prompt in PROMPTS]
+    async with SETTINGS[name](builder_of(checkpoint)).build() as model:
+        wait_for_requests(model, len(PROMPTS))
+        got = await asyncio.gather(*(model.send_completion_request(prompt, GREEDY) for prompt in PROMPTS))
+        for response, tokens in zip(got, expected, strict=True):
+            assert text_of(response) == await model.detokenize(tokens)
+        stats = model.stats()
+        assert stats.blocks_used == 0
+        assert (stats.preemptions > 0) == name.startswith("preempted")
+
+
+async def test_a_drafter_with_latent_attention(checkpoint: Path) -> None:
+    reference = reference_of(checkpoint)
+    builder = TextSpeculativeBuilder(builder_of(checkpoint), builder_of(checkpoint), SpeculativeConfig(gamma=3))
+    async with builder.build() as model:
+        response = await model.send_completion_request(PROMPTS[3], GREEDY)
+        assert text_of(response) == await model.detokenize(continued(reference, PROMPTS[3]))
+
+
+async def test_choices_are_the_same_under_pressure(checkpoint: Path) -> None:
+    sampling = SamplingParams(temperature=0.9, seed=3, n_choices=3, max_len=NUM_TOKENS, ignore_eos=True)
+    texts = []
+    for tokens in (2000, 112):
+        async with builder_of(checkpoint).with_paged_attn(pool(tokens)).build() as model:
+            wait_for_requests(model, 2)
+            both = await asyncio.gather(*(model.send_completion_request(prompt, sampling) for prompt in PROMPTS[:2]))
+            texts.append([choice.text for response in both for choice in response.choices])
+            assert (model.stats().preemptions > 0) == (tokens == 112)
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 3
+
+
+async def test_cached_prefixes_here_and_from_a_directory(checkpoint: Path, tmp_path: Path) -> None:
+    builder = builder_of(checkpoint).with_paged_attn(pool(2000)).with_prefix_cache_dir(tmp_path / "stored")
+    found = []
+    for _ in range(2):
+        async with builder.build() as model:
+            responses = [await model.send_completion_request(PROMPTS[2], GREEDY) for _ in range(2)]
+            found += [response.usage.prompt_tokens_details.cached_tokens for response in responses]
+            expected = await model.detokenize(continued(reference_of(checkpoint), PROMPTS[2]))
+            assert [text_of(response) for response in responses] == [expected] * 2
+    assert found == [0, 64, 64, 64]
+
+
+async def test_8_bit_keys_are_nearly_as_good(checkpoint: Path) -> None:
+    scores = []
+    for kind in (PagedCacheType.AUTO, PagedCacheType.F8E4M3):
+        async with builder_of(checkpoint).with_paged_attn(pool(2000, kind)).build() as model:
+            scores.append(await prompt_logprobs(model))
+    error = (scores[0] - scores[1]).abs().mean()
+    assert 0 < error < 0.2 * scores[0].std()
+
+
+async def test_bytes_of_a_token(checkpoint: Path) -> None:
+    """One vector of rotated and latent elements per layer, and none of any head."""
+    plans = {
+        kind: plan_memory(builder_of(checkpoint).with_paged_attn(pool(800, kind)))
+        for kind in (PagedCacheType.AUTO, PagedCacheType.F8E4M3)
+    }
+    num_layers, size = 2, 16 + 32
+    assert plans[PagedCacheType.AUTO].bytes_per_token == num_layers * size * 4
+    assert plans[PagedCacheType.F8E4M3].bytes_per_token == num_layers * (size + 4)
+
+
+async def test_what_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="its keys are the values, too"):
+        await builder_of(checkpoint).with_paged_attn(pool(800, PagedCacheType.Q4)).build()
+    with pytest.raises(ConfigError, match="latent attention"):
+        await builder_of(checkpoint).with_batch_invariance().build()
+
+
+async def test_adapters_are_merged_weights(checkpoint: Path, tmp_path: Path) -> None:
+    reference = reference_of(checkpoint)
+    write_adapter(tmp_path / "adapter", reference, targets=TARGETS)
+    expected = continued(reference, PROMPTS[0]), continued(merge(reference, tmp_path / "adapter"), PROMPTS[0])
+    assert expected[0] != expected[1]
+    async with builder_of(checkpoint).with_adapter(tmp_path / "adapter").build() as model:
+        got = await asyncio.gather(
+            model.send_completion_request(PROMPTS[0], GREEDY),
+            model.send_completion_request(PROMPTS[0], GREEDY, adapter="adapter"),
+        )
+        for response, tokens in zip(got, expected, strict=True):
+            assert text_of(response) == await model.detokenize(tokens)
+
+
+async def test_adapters_of_the_projection_to_keys_and_values_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapter", reference_of(checkpoint), targets=("kv_b_proj", "o_proj"))
+    with pytest.raises(AdapterError, match="kv_b_proj"):
+        await builder_of(checkpoint).with_adapter(tmp_path / "adapter").build()
+
+
+async def test_quantized_weights(checkpoint: Path) -> None:
+    async with builder_of(checkpoint).build() as model, builder_of(checkpoint).with_isq(IsqType.Q8_0).build() as other:
+        plain = await prompt_logprobs(model)
+        await model.re_isq_model(IsqType.Q8_0)
+        quantized = await prompt_logprobs(model)
+        assert torch.equal(quantized, await prompt_logprobs(other))
+    assert 0 < (plain - quantized).abs().mean() < 0.2 * plain.std()
+
+
+@pytest.mark.parametrize("checkpoint", ["youtu"], indirect=True)
+async def test_a_gguf_file_says_what_its_directory_says(checkpoint: Path, tmp_path: Path) -> None:
+    file = write_gguf(checkpoint, tmp_path / "model.gguf", type="F32")
+    texts = []
+    for builder in (builder_of(checkpoint), GgufModelBuilder(file).with_dtype("float32").with_force_cpu()):
+        async with builder.build() as model:
+            texts.append(await texts_of(model))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("checkpoint", ["youtu"], indirect=True)
+async def test_a_quantized_gguf_file(checkpoint: Path, tmp_path: Path) -> None:
+    """The projections of latent vectors are decoded, and the other matrices stay as they are."""
+    file = write_gguf(checkpoint, tmp_path / "model.gguf", type="Q8_0")
+    scores = []
+    for builder in (builder_of(checkpoint), GgufModelBuilder(file).with_force_cpu()):
+        async with builder.build() as model:
+            scores.append(await prompt_logprobs(model))
+    assert 0 < (scores[0] - scores[1]).abs().mean() < 0.2 * scores[0].std()
