@@ -159,7 +159,6 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "granitemoe": _GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3},
     "granitemoeshared": _GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3, "shared_intermediate_size": 48},
 }
-_GEMMAS: Final = tuple(name for name in CONFIGS if name.startswith("gemma4"))
 GATED: Final = ("glm4_moe", "dots1", "exaone_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared")
 """Families with shared experts, or whose experts are not chosen by a softmax alone."""
 LATENT: Final = ("youtu", "deepseek_v2", "deepseek_v2 without groups", "deepseek_v3", "glm4_moe_lite")
@@ -173,7 +172,7 @@ NOT_FUSED: Final = (
     "mpt",
     *GATED,
     *LATENT,
-    *_GEMMAS,
+    "gemma4 26B",
 )
 """Families whose layers the native decoder does not compute."""
 PROMPT: Final = random_prompt(60)
