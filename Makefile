@@ -4,13 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-browser test-long test-ray test-aarch64 test-packaging fuzz sanitize soak combinations timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers support-table format docs clean help
+.PHONY: demo test test-browser test-long test-ray test-clients test-aarch64 test-packaging fuzz sanitize soak combinations timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers support-table format docs clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
 	@echo "make test      the whole test-suite, in two processes"
 	@echo "make test-long the tests that have a short form in the suite, in full: minutes"
 	@echo "make test-ray  replicas under Ray Serve, of which one is killed; installs Ray into an environment of its own"
+	@echo "make test-clients  the code of docs/frameworks.md; installs the frameworks into an environment of their own"
 	@echo "make test-browser  the chat page in Chromium; needs chromium"
 	@echo "make test-aarch64  the native kernels for ARM, cross-compiled and emulated; needs g++-aarch64-linux-gnu, qemu-user"
 	@echo "make test-packaging  the sdist and the wheel, installed into empty environments, with and without a compiler; minutes"
@@ -53,6 +54,7 @@ test-long: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt llm-comply==0.5.0 schemathesis==4.32.5
 	$(BIN)/python -m pytest -q -m long
 	$(MAKE) test-ray
+	$(MAKE) test-clients
 
 # Ray brings what uvicorn would use by itself: it gets an environment of its own, before the other on the path.
 RAY := $(VENV)/ray
@@ -62,6 +64,14 @@ test-ray: $(READY)
 	  printf '%s\n' "$$($(BIN)/python -c "$$site")" "$(CURDIR)/src" > "$$($(RAY)/bin/python -c "$$site")/paged_sdk.pth"
 	$(RAY)/bin/python -m pip install --quiet --constraint constraints.txt 'ray[serve]==2.60.0'
 	$(RAY)/bin/python -m pytest -q -m long tests/ray_serve
+
+# Frameworks ask for other versions of OpenAI's client than the tests of the server.
+CLIENTS := $(VENV)/clients
+test-clients: $(READY)
+	$(BIN)/python -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
+	if command -v npm; then npm install --silent --prefix $(CLIENTS) ai@6.0.326 @ai-sdk/openai-compatible@2.0.92 zod@4.6.7; fi
+	$(BIN)/python -m pytest -q -m long tests/clients
 
 test-browser: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt playwright==1.65.2 axe-playwright-python==0.1.8

@@ -67,6 +67,25 @@ SHAPES: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
             "tie_word_embeddings": True,
             "vocab_size": 65_536,
         },
+        "granite-4.0-h-350m": {  # with a smaller vocabulary
+            "model_type": "granitemoehybrid",
+            "hidden_size": 768,
+            "num_hidden_layers": 32,
+            "layer_types": [
+                "full_attention" if layer in (10, 13, 17, 27) else "linear_attention" for layer in range(32)
+            ],
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 2048,
+            "mamba_n_heads": 48,
+            "mamba_d_head": 32,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 128,
+            "position_embedding_type": "nope",
+            "tie_word_embeddings": True,
+            "vocab_size": 65_536,
+        },
     }
 )
 _BLOCK: Final = 32

@@ -30,7 +30,10 @@ PAGES: Final = (
     *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
 )
 RUNNABLE: Final = ("README.md", "docs/quickstart.md")
-RUN_ELSEWHERE: Final = ("docs/extending.md",)  # tests/test_extending.py
+RUN_ELSEWHERE: Final = (
+    "docs/extending.md",  # tests/test_extending.py
+    "docs/frameworks.md",  # tests/clients/test_frameworks.py
+)
 MODELS: Final = {
     "docs/adapters.md": ("Qwen/Qwen2.5-1.5B-Instruct",),
     "docs/embeddings.md": (

@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 from paged_sdk.chat.answer import AnswerStyle
 from paged_sdk.chat.answer_pieces import AnswerPiece
 from paged_sdk.constraints.compiler import GrammarCompiler
+from paged_sdk.constraints.grammar import Grammar
 from paged_sdk.constraints.vocabulary import Vocabulary
 from paged_sdk.errors import ConstraintError
 
@@ -77,8 +78,12 @@ def token_of(mark: str) -> int | None:
 
 
 def written(compiler: GrammarCompiler, style: AnswerStyle, tools: dict[str, Any], seed: int, *, several: bool) -> str:
-    """Return what a model writes that chooses its tokens at random; closing ones more often, so that it ends."""
-    grammar = compiler.compile(style.forced_calls(tools, token_of, "", several=several))
+    """Return the calls that a model writes which chooses its tokens at random."""
+    return drawn(compiler.compile(style.forced_calls(tools, token_of, "", several=several)), seed)
+
+
+def drawn(grammar: Grammar, seed: int) -> str:
+    """Return a text of a grammar whose tokens are chosen at random; closing ones more often, so that it ends."""
     matcher, draw = grammar.matcher.deep_copy(), random.Random(seed)
     tokens: list[int] = []
     while len(tokens) < 4000:

@@ -221,7 +221,6 @@ async def test_quantized_weights(checkpoint: Path) -> None:
     assert 0 < (plain - quantized).abs().mean() < 0.2 * plain.std()
 
 
-@pytest.mark.parametrize("checkpoint", ["youtu"], indirect=True)
 async def test_a_gguf_file_says_what_its_directory_says(checkpoint: Path, tmp_path: Path) -> None:
     file = write_gguf(checkpoint, tmp_path / "model.gguf", type="F32")
     texts = []
@@ -231,7 +230,6 @@ async def test_a_gguf_file_says_what_its_directory_says(checkpoint: Path, tmp_pa
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("checkpoint", ["youtu"], indirect=True)
 async def test_a_quantized_gguf_file(checkpoint: Path, tmp_path: Path) -> None:
     """The projections of latent vectors are decoded, and the other matrices stay as they are."""
     file = write_gguf(checkpoint, tmp_path / "model.gguf", type="Q8_0")

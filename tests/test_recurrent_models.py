@@ -42,6 +42,7 @@ from tiny import make_checkpoint, make_other_checkpoint
 
 pytestmark = pytest.mark.anyio
 
+_MAMBA: Final = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16}
 CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
     "lfm2": {
         "block_multiple_of": 16,
@@ -56,12 +57,28 @@ CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
     },
+    "granitemoehybrid": {
+        **_MAMBA,
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 128,
+    },
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 128, "num_hidden_layers": 2},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "time_step_min": 1e-30,  # transformers' least step, of prompts alone
+    },
 }
 PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, [9] * 70, list(range(100, 133)))
 NUM_TOKENS: Final = 24
 TARGETS: Final = (
     *("in_proj", "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "in_proj_qkvz", "in_proj_ba", "out_proj"),
-    *("q_proj", "o_proj", "w1", "w2", "down_proj"),
+    *("q_proj", "k_proj", "o_proj", "w1", "w2", "up_proj", "down_proj"),
 )
 """The last parts of the names of layers that adapters change: of all kinds of layers."""
 GREEDY: Final = SamplingParams(temperature=0.0, max_len=NUM_TOKENS, ignore_eos=True)
@@ -75,7 +92,10 @@ REFUSED: Final[tuple[tuple[Any, str], ...]] = (
 """Settings that do not go together with recurrent layers, and how errors name them."""
 
 
-@pytest.fixture(scope="module", params=["lfm2", pytest.param("qwen3_5_text", marks=pytest.mark.long)])
+_LONG: Final = ("qwen3_5_text", "granitemoehybrid", "falcon_h1", "nemotron_h")
+
+
+@pytest.fixture(scope="module", params=["lfm2", *(pytest.param(name, marks=pytest.mark.long) for name in _LONG)])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family: str = request.param
     return make_other_checkpoint(family, tmp_path_factory.mktemp(family), **CONFIGS[family])
@@ -132,7 +152,8 @@ SETTINGS: Final[Mapping[str, Any]] = {
     [
         *(("lfm2", name) for name in SETTINGS),
         *(
-            pytest.param("qwen3_5_text", name, marks=() if name == "preempted" else pytest.mark.long)
+            pytest.param(family, name, marks=() if name == "preempted" else pytest.mark.long)
+            for family in _LONG
             for name in SETTINGS
         ),
     ],
@@ -239,7 +260,7 @@ async def test_constraints_and_predictions_need_no_drafts(lfm2: Path) -> None:
         assert model.stats().drafted_tokens == 0
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "qwen3_next", "falcon_h1"])
 async def test_adapters_of_recurrent_layers_are_merged_weights(family: str, tmp_path: Path) -> None:
     own = CONFIGS.get(family, CONFIGS["qwen3_5_text"] | {"mlp_only_layers": [0, 1, 2]})
     path = make_other_checkpoint(family, tmp_path / "base", **own)

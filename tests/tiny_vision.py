@@ -33,8 +33,6 @@ _TOKENS: Final = (
     "<end_of_image>",
     "<img>",
     "</img>",
-    "<|image>",
-    "<image|>",
 )
 _IMAGE_TOKEN: Final = tiny.VOCAB_SIZE
 IMAGE_BREAK: Final = _IMAGE_TOKEN + 1

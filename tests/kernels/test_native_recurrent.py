@@ -13,7 +13,8 @@ from torch import Tensor
 from native_weights import every_level, needs_library, workspace
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.gated_delta import gated_delta_rule
-from paged_sdk.kernels.native.recurrent import NativeGatedDelta, NativeRecurrentRows, NativeShortConv
+from paged_sdk.kernels.mamba2 import selective_scan
+from paged_sdk.kernels.native.recurrent import NativeGatedDelta, NativeMamba2, NativeRecurrentRows, NativeShortConv
 from paged_sdk.kernels.recurrent_step import RecurrentRows
 from paged_sdk.kernels.short_conv import short_conv
 
@@ -23,6 +24,7 @@ CPU: Final = torch.device("cpu")
 NUM_SLOTS: Final = 5
 EPS: Final = 1e-6
 KEY_HEADS, VALUE_HEADS = 2, 4
+GROUPS, HEADS = 2, 6
 # Slot, tokens before and tokens of each row.
 STEPS: Final = {
     "decodes": [(3, 4, 1), (0, 0, 1), (2, 9, 1)],
@@ -132,21 +134,104 @@ def test_gated_delta(
     close(delta.pool, wide, times=20)
 
 
+class Mamba:
+    """Makes random inputs of a state space, and computes what it is to return.
+
+    :param has_norm: whether the output is normalized
+    """
+
+    def __init__(
+        self, num_tokens: int, dtype: torch.dtype, head_dim: int, state_size: int, *, has_norm: bool, gate_first: bool
+    ) -> None:
+        generator = torch.Generator().manual_seed(num_tokens + head_dim)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator)
+
+        self.sizes = [HEADS * head_dim, GROUPS * state_size, GROUPS * state_size]
+        self.gate_first = gate_first
+        # As in a model, all are parts of one projection.
+        projected = random(num_tokens, self.sizes[0] + sum(self.sizes) + HEADS).to(dtype)
+        self.gates, self.inputs, self.steps = torch.split(projected, [self.sizes[0], sum(self.sizes), HEADS], -1)
+        self.rate, self.step_bias, self.skip = random(HEADS).exp(), random(HEADS), random(HEADS)
+        self.norm_weight = random(self.sizes[0]) if has_norm else None
+        self.pool = random(NUM_SLOTS, HEADS, state_size, head_dim)
+        self.native = NativeMamba2(
+            head_dim,
+            state_size,
+            GROUPS,
+            rate=self.rate,
+            step_bias=self.step_bias,
+            skip=self.skip,
+            norm_weight=self.norm_weight,
+            norm_eps=EPS,
+            gate_first=gate_first,
+        )
+
+    def expected(self, pool: Tensor, rows: RecurrentRows) -> Tensor:
+        x, write, read = torch.split(self.inputs.double(), self.sizes, -1)
+        x = torch.unflatten(x, -1, (HEADS, -1))
+        size = F.softplus(self.steps.double() + self.step_bias)
+        write, read = (torch.unflatten(each, -1, (GROUPS, -1)) for each in (write, read))
+        out = selective_scan(x, write, read, size, -self.rate * size, pool, rows) + x * self.skip.unsqueeze(-1)
+        gates = F.silu(self.gates.double())
+        if self.gate_first or self.norm_weight is None:
+            return self._normed(out.flatten(1) * gates)
+        return self._normed(out.flatten(1)) * gates
+
+    def _normed(self, out: Tensor) -> Tensor:
+        if self.norm_weight is None:
+            return out
+        groups = torch.unflatten(out, -1, (GROUPS, -1))
+        return F.rms_norm(groups, groups.shape[-1:], None, EPS).flatten(1) * self.norm_weight
+
+
+@every_level
+@every_dtype
+@every_step
+@pytest.mark.parametrize(
+    ("head_dim", "state_size", "has_norm", "gate_first"),
+    [(16, 20, True, True), (64, 128, False, True), (48, 16, True, False)],
+)
+def test_mamba2(
+    isa: str,
+    dtype: torch.dtype,
+    step: list[tuple[int, int, int]],
+    head_dim: int,
+    state_size: int,
+    *,
+    has_norm: bool,
+    gate_first: bool,
+) -> None:
+    num_tokens = sum(row[2] for row in step)
+    mamba = Mamba(num_tokens, dtype, head_dim, state_size, has_norm=has_norm, gate_first=gate_first)
+    rows, wide = rows_of(step, isa), mamba.pool.double()
+    expected = mamba.expected(wide, rows)
+    got = mamba.native.forward(mamba.inputs, mamba.steps, mamba.gates, mamba.pool, native(rows))
+    close(got, expected, times=20 if dtype is torch.float32 else 2)
+    close(mamba.pool, wide, times=20)
+
+
 def test_neither_cuts_nor_company_nor_threads_change_a_bit() -> None:
     delta, channels = Delta(60, torch.bfloat16, 64, 64), 64
+    mamba = Mamba(60, torch.bfloat16, 64, 32, has_norm=True, gate_first=True)
     weight = torch.randn(channels, 4, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     conv = NativeShortConv(weight, None, silu=True)
 
     def run(parts: Sequence[list[tuple[int, int, int]]], num_threads: int = 1) -> list[Tensor]:
         """Compute tokens 0 to 39 in slot 1 and the others in slot 2."""
-        pools = torch.zeros(NUM_SLOTS, 3, channels, dtype=torch.bfloat16), torch.zeros_like(delta.pool)
-        outs = torch.empty(60, channels, dtype=torch.bfloat16), torch.empty_like(delta.gates)
+        pools = [torch.zeros(NUM_SLOTS, 3, channels, dtype=torch.bfloat16)]
+        pools += [torch.zeros_like(each) for each in (delta.pool, mamba.pool)]
+        outs = [torch.empty(60, channels, dtype=torch.bfloat16)]
+        outs += [torch.empty_like(each) for each in (delta.gates, mamba.gates)]
         for step in parts:
             rows = native(rows_of(step, num_threads=num_threads))
             tokens = torch.cat([torch.arange(start, start + n) + (0 if slot == 1 else 40) for slot, start, n in step])
             inputs, gates = delta.inputs[tokens], delta.gates[tokens]
             outs[0][tokens] = conv.forward(inputs[:, :channels], pools[0], rows)
             outs[1][tokens] = delta.native.forward(inputs, delta.rates[tokens], gates, pools[1], rows)
+            inputs, steps, gates = (each[tokens] for each in (mamba.inputs, mamba.steps, mamba.gates))
+            outs[2][tokens] = mamba.native.forward(inputs, steps, gates, pools[2], rows)
         return [*outs, *pools]
 
     whole = run([[(1, 0, 40), (2, 0, 20)]])
@@ -167,6 +252,12 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     got = delta.native.forward(delta.inputs, delta.rates, delta.gates, delta.pool, rows)
     assert got[1].isnan().all()
     assert torch.equal(got[[0, 2]], expected[[0, 2]])
+    mamba = Mamba(3, torch.float32, 32, 32, has_norm=True, gate_first=True)
+    expected = mamba.native.forward(mamba.inputs, mamba.steps, mamba.gates, mamba.pool.clone(), rows)
+    mamba.inputs[1] = torch.nan
+    got = mamba.native.forward(mamba.inputs, mamba.steps, mamba.gates, mamba.pool, rows)
+    assert got[1].isnan().all()
+    assert torch.equal(got[[0, 2]], expected[[0, 2]])
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -185,3 +276,12 @@ def test_what_does_not_fit_is_refused() -> None:
         delta.native.forward(delta.inputs, delta.rates.half(), delta.gates, delta.pool, rows)
     with pytest.raises(ConfigError, match="pool"):
         delta.native.forward(delta.inputs, delta.rates, delta.gates, delta.pool.double(), rows)
+    assert not NativeMamba2.serves(torch.float32, 24, 128)
+    assert not NativeMamba2.serves(torch.float32, 64, 126)
+    assert not NativeMamba2.serves(torch.float32, 64, 260)
+    assert not NativeMamba2.serves(torch.float64, 64, 128)
+    mamba = Mamba(3, torch.float32, 32, 32, has_norm=False, gate_first=True)
+    with pytest.raises(ConfigError, match="steps"):
+        mamba.native.forward(mamba.inputs, mamba.steps.half(), mamba.gates, mamba.pool, rows)
+    with pytest.raises(ConfigError, match="pool"):
+        mamba.native.forward(mamba.inputs, mamba.steps, mamba.gates, mamba.pool.double(), rows)

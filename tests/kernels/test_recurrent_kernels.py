@@ -1,4 +1,6 @@
-"""Short convolutions and the gated delta rule over the rows of a step: what a plain loop over tokens computes."""
+"""Short convolutions, the gated delta rule and selective state spaces over the rows of a step: what a plain loop over
+tokens computes.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,14 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.gated_delta import gated_delta_rule
+from paged_sdk.kernels.mamba2 import selective_scan
 from paged_sdk.kernels.recurrent_step import RecurrentRows
 from paged_sdk.kernels.short_conv import short_conv
 
 CPU: Final = torch.device("cpu")
 CHANNELS, KERNEL = 6, 4
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 4, 8, 5
+GROUPS, HEADS, STATE_SIZE, HEAD_DIM = 2, 6, 8, 5
 NUM_SLOTS: Final = 7
 # Tokens of each row, in steps of the same sequences: decodes, chunks of one length and of many, in any order.
 STEPS: Final[dict[str, list[list[int]]]] = {
@@ -118,6 +122,70 @@ def test_gated_delta_rule_over_steps(name: str) -> None:
         torch.testing.assert_close(pool[slot], states, rtol=0, atol=1e-10)
     unused = [slot for slot in range(NUM_SLOTS) if slot not in slots]
     assert pool[unused].isnan().all()
+
+
+def naive_scan(x: Tensor, write: Tensor, read: Tensor, step: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """Follow the definition of the state space, token by token and head by head; return the outputs and the states."""
+    outputs = torch.empty_like(x)
+    states = torch.zeros(HEADS, STATE_SIZE, HEAD_DIM, dtype=x.dtype)
+    for t in range(len(x)):
+        for head in range(HEADS):
+            group = head // (HEADS // GROUPS)
+            written = torch.outer(write[t, group], step[t, head] * x[t, head])
+            states[head] = states[head] * log_decay[t, head].exp() + written
+            outputs[t, head] = read[t, group] @ states[head]
+    return outputs, states
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_selective_scan_over_steps(name: str) -> None:
+    steps = STEPS[name]
+    num_rows = len(steps[0])
+    slots = [5, 0, 3][:num_rows]
+    texts = []
+    for row in range(num_rows):
+        length = sum(step[row] for step in steps)
+        x, write, read, size, decay = random_tensors(
+            row,
+            (length, HEADS, HEAD_DIM),
+            (length, GROUPS, STATE_SIZE),
+            (length, GROUPS, STATE_SIZE),
+            (length, HEADS),
+            (length, HEADS),
+        )
+        texts.append([x, write, read, size.exp(), -decay.exp() / 4])
+    pool = torch.full((NUM_SLOTS, HEADS, STATE_SIZE, HEAD_DIM), torch.nan, dtype=torch.float64)
+    starts, parts = [0] * num_rows, [list[Tensor]() for _ in texts]
+    for lengths in steps:
+        rows = rows_of(lengths, starts, slots)
+        spans = list(zip(texts, starts, lengths, strict=True))
+        x, write, read, size, decay = (
+            torch.cat([text[each][start : start + n] for text, start, n in spans]) for each in range(5)
+        )
+        out = selective_scan(x, write, read, size, decay, pool, rows)
+        for own, part in zip(parts, torch.split(out, list(lengths)), strict=True):
+            own.append(part)
+        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    for text, own, slot in zip(texts, parts, slots, strict=True):
+        outputs, states = naive_scan(*text)
+        torch.testing.assert_close(torch.cat(own), outputs, rtol=0, atol=1e-10)
+        torch.testing.assert_close(pool[slot], states, rtol=0, atol=1e-10)
+    unused = [slot for slot in range(NUM_SLOTS) if slot not in slots]
+    assert pool[unused].isnan().all()
+
+
+def test_strong_decay_of_a_state_space_loses_no_digits() -> None:
+    """Sums of the logarithms since a chunk's start reach -1000, whose differences float32 holds to 1e-4 alone."""
+    x, write, read, size = random_tensors(
+        4, (120, HEADS, HEAD_DIM), (120, GROUPS, STATE_SIZE), (120, GROUPS, STATE_SIZE), (120, HEADS)
+    )
+    decay = -torch.linspace(1e-3, 32, 120 * HEADS, dtype=torch.float64).view(120, HEADS)
+    pool = torch.zeros(1, HEADS, STATE_SIZE, HEAD_DIM)
+    x, write, read, size, decay = (each.float() for each in (x, write, read, size, decay))
+    out = selective_scan(x, write, read, size, decay, pool, rows_of([120], [0], [0]))
+    expected, states = naive_scan(*(each.double() for each in (x, write, read, size, decay)))
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=5e-6)
+    torch.testing.assert_close(pool[0].double(), states, rtol=0, atol=5e-6)
 
 
 def test_strong_decay_does_not_overflow() -> None:

@@ -285,8 +285,13 @@ NEEDED: Final[dict[str, dict[str, Any]]] = {
     "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
+    "bamba": {"attn_layer_indices": [3]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
 }
-"""By ``model_type``: what configs must state, since transformers' class has no default, or one without a model."""
+"""By ``model_type``: what configs must state, since transformers' class has no default, one without a model, or one
+that is refused: without attention, or with experts without gates.
+"""
 
 
 def draw_config(model_type: str, seed: int) -> dict[str, Any]:

@@ -114,6 +114,26 @@ _GEMMA4_KEYS: Final[dict[str, float]] = {
     "rope.freq_base_swa": 10_000.0,
     "final_logit_softcapping": 30.0,
 }
+_MAMBA: Final = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 2, "mamba_d_state": 32}
+_MAMBA_KEYS: Final = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 128,
+}
+_GRANITE: Final = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 4.0,
+}
+_GRANITE_KEYS: Final = {
+    "embedding_scale": 3.0,
+    "residual_scale": 0.4,
+    "attention.scale": 0.2,
+    "logit_scale": 4.0,
+}
 _LATENT: Final = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
@@ -146,14 +166,8 @@ _KINDS: Final = ["full_attention", "linear_attention", "linear_attention", "full
 FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] | list[bool] | None]]]] = {
     "gemma": ({"model_type": "gemma", **_TIED}, {}),
     "granite": (
-        {
-            "model_type": "granite",
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.4,
-            "attention_multiplier": 0.2,
-            "logits_scaling": 4.0,
-        },
-        {"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.2, "logit_scale": 4.0},
+        {"model_type": "granite", **_GRANITE},
+        _GRANITE_KEYS,
     ),
     "seed_oss": ({"model_type": "seed_oss"}, {}),
     "smollm3": ({"model_type": "smollm3"}, {}),
@@ -261,7 +275,65 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
             "attention.recurrent_layers": [kind == "linear_attention" for kind in _KINDS],
         },
     ),
+    "granitehybrid": (
+        {
+            "model_type": "granitemoehybrid",
+            **_TIED,
+            **_MAMBA,
+            "layer_types": _KINDS,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": "nope",
+            **_GRANITE,
+        },
+        {
+            **_MAMBA_KEYS,
+            **_GRANITE_KEYS,
+            "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in _KINDS],
+            "rope.scaling.finetuned": False,
+        },
+    ),
+    "falcon-h1": (
+        {"model_type": "falcon_h1", **_MAMBA, "mamba_d_ssm": 128},
+        _MAMBA_KEYS,
+    ),
+    "falcon-h1 with norms": (
+        {
+            "model_type": "falcon_h1",
+            **_MAMBA,
+            "mamba_d_ssm": 128,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+        },
+        _MAMBA_KEYS,
+    ),
+    "nemotron_h": (
+        {
+            "model_type": "nemotron_h",
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "n_groups": 2,
+            "ssm_state_size": 32,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+            "time_step_min": 1e-30,  # transformers' least step, of prompts alone
+        },
+        {
+            **_MAMBA_KEYS,
+            "attention.head_count_kv": [0, 0, 2, 0, 0],
+            "feed_forward_length": [0, 96, 0, 0, 96],
+        },
+    ),
     "nemotron": ({"model_type": "nemotron"}, {"rope.dimension_count": 8}),
+    "deepseek2": ({"model_type": "deepseek_v3", **_LATENT, **_GROUPED}, {**_LATENT_KEYS, **_GROUPED_KEYS}),
+    "deepseek2 with a softmax": (
+        {"model_type": "deepseek_v2", **_LATENT, **_GROUPED, "n_group": 1, "topk_group": 1},
+        {
+            **_LATENT_KEYS,
+            **_GROUPED_KEYS,
+            **dict.fromkeys(("expert_group_count", "expert_group_used_count", "expert_gating_func")),
+            "expert_weights_norm": False,
+        },
+    ),
     "deepseek2 without experts": ({"model_type": "youtu", **_LATENT}, _LATENT_KEYS),
     "deepseek2 in older files": ({"model_type": "youtu", **_LATENT}, _OLDER_LATENT_KEYS),
     "olmoe": (
@@ -343,7 +415,7 @@ _GEMMA4_SCALES: Final = MappingProxyType(
     }
 )
 """Tensors for which the gguf package has no whole name."""
-_PERMUTED: Final = ("granite", "smollm3", "arcee")
+_PERMUTED: Final = ("granite", "smollm3", "arcee", "granitehybrid", "nemotron_h")
 _OTHERS: Final = MappingProxyType({"gemma4": {"rope_freqs.weight": torch.tensor([1.0] * 4 + [1e30] * 12)}})
 _NORMS_LESS_1: Final = ("gemma", "nemotron", "qwen3next", "qwen35", "qwen35moe")
 
@@ -390,6 +462,30 @@ def delta_tensors(name: str, tensor: torch.Tensor, architecture: str) -> dict[st
     return {f"{layer}.ssm_norm.weight": tensor}
 
 
+def mamba_tensors(name: str, tensor: torch.Tensor, groups: int) -> dict[str, torch.Tensor]:
+    """Return what the converter makes of a tensor of a Mamba-2 layer, by GGUF name; none of others."""
+    prefix = "mamba." if ".mamba." in name else "mixer."
+    if prefix not in name:
+        return {}
+    layer, own = f"blk.{name.split('.')[2]}", name.partition(prefix)[2]
+    if own.startswith(("in_proj.", "out_proj.")):
+        return {f"{layer}.ssm_{own.replace('_proj', '')}": tensor}
+    match own:
+        case "conv1d.weight":
+            return {f"{layer}.ssm_conv1d.weight": tensor[:, 0]}
+        case "conv1d.bias":
+            return {f"{layer}.ssm_conv1d.bias": tensor}
+        case "A_log":
+            return {f"{layer}.ssm_a": -tensor.exp()[:, None]}
+        case "D":
+            return {f"{layer}.ssm_d": tensor[:, None]}
+        case "dt_bias":
+            return {f"{layer}.ssm_dt.bias": tensor}
+        case "norm.weight":
+            return {f"{layer}.ssm_norm.weight": tensor.view(groups, -1)}
+    return {}
+
+
 def write(
     architecture: str,
     reference: Any,
@@ -422,6 +518,9 @@ def write(
     }
     for key, value in values.items():
         if value is None:
+            continue
+        if isinstance(value, bool):
+            writer.add_bool(f"{architecture}.{key}", value)
             continue
         if isinstance(value, list):
             writer.add_array(f"{architecture}.{key}", value)
@@ -458,6 +557,20 @@ def write(
             for own_name, converted in delta_tensors(name, tensor, architecture).items():
                 writer.add_tensor(own_name, converted.contiguous().numpy())
             continue
+        if mamba := mamba_tensors(name, tensor, 2):
+            for own_name, made in mamba.items():
+                writer.add_tensor(own_name, made.contiguous().numpy())
+            continue
+        if name.endswith("shared_mlp.input_linear.weight"):
+            gate, up = tensor.chunk(2)
+            parts = {
+                name.replace("shared_mlp.input_linear", f"mlp.{own_name}_proj"): part
+                for own_name, part in (("gate", gate), ("up", up))
+            }
+        if name.endswith("shared_mlp.output_linear.weight"):
+            parts = {name.replace("shared_mlp.output_linear", "mlp.down_proj"): tensor}
+        if architecture == "nemotron_h":
+            parts = {name.replace("model.", "backbone."): tensor}
         if name.endswith(".kv_b_proj.weight") and "attention.key_length_mla" in own:
             heads = tensor.view(config.num_attention_heads, -1, config.kv_lora_rank)
             keys, head_values = heads.split([config.qk_nope_head_dim, config.v_head_dim], 1)
@@ -502,6 +615,10 @@ def built(config: dict[str, Any], directory: Path) -> Any:
     for name, buffer in reference.named_buffers():
         if name.endswith(".expert_bias"):  # zeros, otherwise
             buffer.copy_(torch.tensor([0.5, -0.2, 0.1, 0.3]))
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in reference.named_parameters():
+        if name.endswith((".D", ".dt_bias", "mamba.norm.weight", "mixer.norm.weight", "conv1d.bias")):  # or ones
+            tensor.data.add_(torch.rand(tensor.shape, generator=generator) - 0.5)
     return reference
 
 
@@ -542,6 +659,36 @@ def test_other_shapes_are_refused(architecture: str, own: dict[str, float], told
         GgufSource(path)
 
 
+def test_groups_of_experts_of_a_softmax_are_scored_as_in_llama_cpp(tmp_path: Path) -> None:
+    """By their two largest weights, where transformers' class takes the largest."""
+    config, usual = FAMILIES["deepseek2 with a softmax"]
+    path = tmp_path / "model.gguf"
+    groups = {"expert_group_count": 4, "expert_group_used_count": 2}
+    write("deepseek2", built(config, tmp_path), {**usual, **groups}, path)
+    source = GgufSource(path)
+    moe = read_config(source.config).moe
+    source.close()
+    assert moe is not None
+    assert (moe.num_groups, moe.num_groups_per_token, moe.group_score_size) == (4, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"expert_gating_func": 2}, "sigmoids as weights of experts without a bias"),
+        ({"expert_weights_norm": True}, "normalized weights"),
+        ({"attention.temperature_scale": 0.1}, "temperature_scale"),
+        ({"rope.scaling.factor": 2.0}, "rope scaling 'none' by 2.0"),
+    ],
+)
+def test_other_forms_of_deepseek2_are_refused(own: dict[str, Any], told: str, tmp_path: Path) -> None:
+    config, usual = FAMILIES["deepseek2 with a softmax"]
+    path = tmp_path / "model.gguf"
+    write("deepseek2", built(config, tmp_path), {**usual, **own}, path)
+    with pytest.raises(UnsupportedArchitectureError, match=told):
+        GgufSource(path)
+
+
 @pytest.mark.parametrize("counts", [[0, 0, 2], [0, 1, 2, 0], [0] * 4, [0, 0, -2, 0]])
 def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) -> None:
     config, usual = FAMILIES["lfm2"]
@@ -566,6 +713,13 @@ def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) 
         FAMILIES["lfm2moe"][0] | {"norm_topk_prob": False},
         FAMILIES["lfm2moe"][0] | {"use_expert_bias": False},
         FAMILIES["glm4moe"][0] | {"n_shared_experts": 0},
+        FAMILIES["deepseek2"][0] | {"q_lora_rank": None},
+        FAMILIES["deepseek2"][0] | {"rope_interleave": False},
+        FAMILIES["deepseek2"][0] | {"attention_bias": True},
+        FAMILIES["deepseek2"][0] | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        FAMILIES["deepseek2"][0] | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+        FAMILIES["deepseek2 with a softmax"][0]
+        | {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"},
         FAMILIES["dots1"][0] | {"sliding_window": 16, "max_window_layers": 1},
         FAMILIES["dots1"][0] | {"attention_bias": True},
         FAMILIES["ernie4_5-moe"][0] | {"moe_layer_end_index": 2},
@@ -577,6 +731,16 @@ def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) 
         FAMILIES["qwen35"][0] | {"linear_value_head_dim": 16},
         FAMILIES["qwen35"][0] | {"attention_bias": True},
         FAMILIES["qwen35"][0] | {"layer_types": ["full_attention"] * 4},
+        FAMILIES["granitehybrid"][0] | {"layer_types": ["full_attention"] * 4},
+        FAMILIES["granitehybrid"][0] | {"mamba_proj_bias": True},
+        FAMILIES["falcon-h1"][0] | {"mamba_rms_norm": True},
+        FAMILIES["falcon-h1"][0] | {"attention_bias": True},
+        FAMILIES["falcon-h1"][0] | {"mlp_bias": True},
+        FAMILIES["falcon-h1"][0] | {"projectors_bias": True},
+        FAMILIES["falcon-h1"][0] | _TIED | {"lm_head_multiplier": 0.5},
+        FAMILIES["nemotron_h"][0] | {"use_bias": True},
+        FAMILIES["nemotron_h"][0] | {"layers_block_type": ["linear_attention", "full_attention"]},
+        {"model_type": "bamba", **_MAMBA, "attn_layer_indices": [1]},
     ],
 )
 def test_what_llama_cpp_does_not_compute_is_not_written(config: dict[str, Any], tmp_path: Path) -> None:
@@ -591,7 +755,7 @@ def test_what_llama_cpp_does_not_compute_is_not_written(config: dict[str, Any], 
     "architecture",
     [
         *("falcon", "falcon with two norms", "bloom", "stablelm with norms of heads"),
-        *("qwen35 with layers in no order", "qwen35moe"),
+        *("qwen35 with layers in no order", "qwen35moe", "granitehybrid", "falcon-h1 with norms"),
         *(pytest.param(name, marks=pytest.mark.long) for name in ("lfm2moe", "qwen3next")),
     ],
 )
@@ -642,7 +806,8 @@ def test_a_checkpoint_is_written_and_read_back(architecture: str, tmp_path: Path
     expected = reference.state_dict() | load_file(tmp_path / "model" / "model.safetensors")
     for name in source.names():
         if ".experts." not in name:
-            own = expected[name].flatten() if name.endswith("correction_bias") else expected[name]
+            stored = expected[name.replace("backbone.", "model.")]  # as transformers names nemotron_h's
+            own = stored.flatten() if name.endswith("correction_bias") else stored
             torch.testing.assert_close(source.tensor(name, torch.float32, CPU), own, rtol=0, atol=1e-6)
     config = read_config(source.config)
     source.close()

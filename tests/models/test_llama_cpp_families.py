@@ -24,6 +24,17 @@ _OWN: Final[dict[str, dict[str, Any]]] = {
     "command-r": {"use_qk_norm": False},
     "olmoe": {"num_key_value_heads": 4},
     "dots1": {"num_key_value_heads": 4},
+    "deepseek2": {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        }
+    },
+    # llama.cpp takes models of so many layers for those whose queries have no latent vector.
+    "deepseek2 with a softmax": {"q_lora_rank": None, "num_hidden_layers": 27, "initializer_range": 0.15},
     "dots1 without norms": {"num_key_value_heads": 4},
     # Transformers takes 8, whatever the config says.
     "mpt": {"attn_config": {"alibi": True, "alibi_bias_max": 4, "clip_qkv": 3.0}},

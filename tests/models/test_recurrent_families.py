@@ -65,6 +65,13 @@ _DELTA: Final = {
 }
 _EXPERTS: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _SHARED: Final = _EXPERTS | {"shared_expert_intermediate_size": 48}
+_MAMBA: Final = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16}
+_GRANITE: Final = _MAMBA | {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 96,
+}
+_FALCON: Final = _MAMBA | {"mamba_d_ssm": 128, "head_dim": 16}
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "lfm2": _CONV,
     "lfm2 with biases": {"model_type": "lfm2", **_CONV, "conv_bias": True, "conv_L_cache": 5},
@@ -72,11 +79,69 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "qwen3_next": _DELTA | _SHARED | {"mlp_only_layers": [1], "attention_bias": True},
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": _DELTA | _SHARED,
+    "granitemoehybrid": _GRANITE
+    | {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 4.0,
+    },
+    "granitemoehybrid with positions and biases": {
+        "model_type": "granitemoehybrid",
+        **_GRANITE,
+        "position_embedding_type": "rope",
+        "attention_bias": True,
+        "mamba_proj_bias": True,
+        "mamba_conv_bias": False,
+    },
+    "granitemoehybrid with experts": {
+        "model_type": "granitemoehybrid",
+        **_GRANITE,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "bamba": _MAMBA | {"attn_layer_indices": [1], "attention_bias": True, "mlp_bias": True},
+    "falcon_h1": _FALCON
+    | {
+        "attention_bias": True,
+        "projectors_bias": True,
+        "attention_in_multiplier": 1.3,
+        "key_multiplier": 0.6,
+        "attention_out_multiplier": 0.7,
+        "ssm_in_multiplier": 1.2,
+        "ssm_multipliers": [0.9, 1.2, 0.8, 1.1, 0.7],
+        "ssm_out_multiplier": 0.8,
+        "mlp_multipliers": [0.8, 1.2],
+        "embedding_multiplier": 2.0,
+        "lm_head_multiplier": 0.5,
+    },
+    "falcon_h1 with a norm": {"model_type": "falcon_h1", **_FALCON, "mamba_rms_norm": True},
+    "falcon_h1 with a norm after gates": {
+        "model_type": "falcon_h1",
+        **_FALCON,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+    },
+    "nemotron_h": {
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "head_dim": 16,
+        "layers_block_type": [
+            *("linear_attention", "mlp", "full_attention", "linear_attention"),
+            *("linear_attention", "mlp"),
+        ],
+        "use_bias": True,
+        "mlp_bias": True,
+        "time_step_min": 1e-30,  # transformers' least step, of prompts alone
+    },
 }
 NATIVE: Final[dict[str, dict[str, Any]]] = {
     "lfm2": _CONV | {"conv_bias": True, "conv_L_cache": 5},
     "qwen3_next": _DELTA | _SHARED | {"linear_value_head_dim": 16},
     "qwen3_5_text": _DELTA | {"linear_value_head_dim": 48},
+    **{name: CONFIGS[name] for name in ("granitemoehybrid", "falcon_h1", "falcon_h1 with a norm", "nemotron_h")},
 }
 """Models whose sizes the native kernels have."""
 PROMPT: Final = random_prompt(150)
@@ -84,12 +149,21 @@ PROMPT: Final = random_prompt(150)
 
 @functools.cache
 def models(family: str) -> tuple[PreTrainedModel, DecoderModel]:
-    with tempfile.TemporaryDirectory() as directory:
-        reference = reference_of(_COMMON | {"model_type": family} | CONFIGS[family], Path(directory))
-    for name, tensor in reference.state_dict().items():
-        if name.endswith("expert_bias"):  # zeros, otherwise
-            tensor.copy_(torch.tensor([0.5, -0.2, 0.1, 0.3]))
+    reference = reference_model(family, CONFIGS[family])
     return reference, ours(reference)
+
+
+def reference_model(family: str, config: dict[str, Any]) -> PreTrainedModel:
+    """Build a model of transformers, with other numbers than ones and zeros where it would have these."""
+    with tempfile.TemporaryDirectory() as directory:
+        reference = reference_of(_COMMON | {"model_type": family} | config, Path(directory))
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in reference.state_dict().items():
+        if name.endswith("expert_bias"):
+            tensor.copy_(torch.tensor([0.5, -0.2, 0.1, 0.3]))
+        if name.endswith((".D", ".dt_bias", "mamba.norm.weight", "mixer.norm.weight", "conv1d.bias", "_proj.bias")):
+            tensor.add_(torch.rand(tensor.shape, generator=generator) - 0.5)
+    return reference
 
 
 def backend_of(
@@ -186,8 +260,7 @@ def test_native_layers_compute_the_same(family: str) -> None:
     The judge is the model in float64, whose operations the tests above compare with transformers: in float32,
     transformers' own chunks of qwen3_next are off by five times as much as the native rule.
     """
-    with tempfile.TemporaryDirectory() as directory:
-        reference = reference_of(_COMMON | {"model_type": family} | NATIVE[family], Path(directory))
+    reference = reference_model(family, NATIVE[family])
     model, exact, other = ours(reference), ours(reference, dtype=torch.float64), random_prompt(90, seed=3)
     expected, alone = (step(exact, backend_of(exact), [(prompt, 0, 0)])[0] for prompt in (PROMPT, other))
     (own,) = step(model, backend_of(model, workspace=workspace()), [(PROMPT, 0, 1)])
@@ -209,10 +282,12 @@ def unused_torch_layers() -> Iterator[None]:
     with (
         patch("paged_sdk.models.short_conv_block.short_conv") as conv,
         patch("paged_sdk.models.gated_delta_block.gated_delta_rule") as rule,
+        patch("paged_sdk.models.mamba2_block.selective_scan") as scan,
     ):
         yield
     conv.assert_not_called()
     rule.assert_not_called()
+    scan.assert_not_called()
 
 
 def test_copied_states_go_on_alone() -> None:
@@ -265,6 +340,25 @@ def test_kv_is_kept_of_layers_with_attention_alone() -> None:
         ("qwen3_5_text", {"rope_parameters": {"mrope_section": [1, 1]}}, CheckpointError, "three .* add up to 2"),
         ("qwen3_5_text", {"rope_parameters": {"mrope_section": [3, 2, -3]}}, CheckpointError, "three .* add up to 2"),
         ("lfm2_moe", {"n_group": 2}, UnsupportedArchitectureError, "n_group = 2"),
+        ("granitemoehybrid", {"layer_types": ["mamba"] * 4}, CheckpointError, "full_attention once"),
+        ("granitemoehybrid", {"layer_types": ["mamba", "attention"]}, CheckpointError, "each of 4 layers"),
+        ("granitemoehybrid", {"layer_types": ["mamba", "attention", "moe", "mamba"]}, CheckpointError, "each of 4"),
+        ("granitemoehybrid", {"hidden_act": "gelu"}, CheckpointError, "expected silu"),
+        ("granitemoehybrid", {"time_step_limit": [0.001, 0.1]}, CheckpointError, "expected 0 and Infinity"),
+        ("granitemoehybrid", {"time_step_limit": 3}, CheckpointError, "expected 0 and Infinity"),
+        ("granitemoehybrid", {"mamba_n_heads": 7}, CheckpointError, "a divisor of the width 128"),
+        ("granitemoehybrid", {"mamba_d_head": 32}, CheckpointError, "expected 16, the width 128 divided by"),
+        ("granitemoehybrid", {"mamba_n_groups": 3}, CheckpointError, "a divisor of mamba_n_heads = 8"),
+        ("bamba", {"attn_layer_indices": [4]}, CheckpointError, "one of the 4 layers"),
+        ("bamba", {"hidden_act": "relu"}, CheckpointError, "expected silu"),
+        ("falcon_h1", {"hidden_act": "relu"}, CheckpointError, "expected silu"),
+        ("falcon_h1", {"ssm_multipliers": [1.0, 2.0]}, CheckpointError, "expected 5 numbers"),
+        ("nemotron_h", {"layers_block_type": ["moe", "attention"]}, UnsupportedArchitectureError, "without gates"),
+        ("nemotron_h", {"layers_block_type": ["mlp", "mamba"]}, CheckpointError, "full_attention once"),
+        ("nemotron_h", {"hybrid_override_pattern": "MX*"}, CheckpointError, "letters among"),
+        ("nemotron_h", {"n_groups": 3}, CheckpointError, "a divisor of mamba_num_heads = 8"),
+        ("nemotron_h", {"mamba_hidden_act": "relu"}, CheckpointError, "expected silu"),
+        ("nemotron_h", {"attention_bias": True}, CheckpointError, "neither biases nor windows"),
     ],
 )
 def test_what_a_config_may_not_say(family: str, change: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -376,6 +376,25 @@ void compare_recurrent(Levels& levels) {
       result.insert(result.end(), pool.begin(), pool.end());
       return result;
     });
+    // Four heads of 48 columns and two groups of 64: of the numbers above, with the widths of queries, keys and values.
+    levels.compare(of("mamba2", dtype, kValue), {bound}, [&](const Run& run) {
+      std::vector<float> pool = states, read(kTokens * kOutputs);
+      std::vector<uint8_t> out(kTokens * kOutputs * column);
+      paged_mamba2_args args{};
+      args.rows = rows;
+      args.inputs = own.data(), args.steps = given.data(), args.gates = gate.data();
+      args.rate = rate.data(), args.step_bias = step_bias.data(), args.skip = step_bias.data();
+      args.norm_weight = weight.data();
+      args.pool = pool.data(), args.read = read.data(), args.out = out.data();
+      args.inputs_stride = kInputs, args.steps_stride = 2 * kValueHeads, args.gates_stride = kOutputs;
+      args.heads = kValueHeads, args.head_dim = kValue, args.groups = kKeyHeads, args.state_size = kKey;
+      args.norm_size = kOutputs / kKeyHeads, args.gate_first = 1;
+      args.dtype = dtype, args.num_threads = 1, args.norm_eps = 1e-6f;
+      run.done(paged_mamba2(run.level, &args));
+      std::vector<float> result = as_floats(out, dtype);
+      result.insert(result.end(), pool.begin(), pool.end());
+      return result;
+    });
   }
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -67,6 +68,13 @@ def test_a_message(client: anthropic.Anthropic) -> None:
     )
 
 
+def test_models_are_listed_as_this_client_reads_them(client: anthropic.Anthropic) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.type, model.display_name) == ("fake", "model", "fake")
+    assert abs(model.created_at.timestamp() - time.time()) < 3600
+    assert client.models.retrieve("fake").created_at == model.created_at
+
+
 def test_why_a_message_has_ended(client: anthropic.Anthropic) -> None:
     short = client.messages.create(model="fake", max_tokens=2, messages=asked("hello"))
     assert short.stop_reason == "max_tokens"
@@ -87,7 +95,7 @@ def test_a_stream(client: anthropic.Anthropic) -> None:
         message = stream.get_final_message()
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    assert message.content[0].to_dict() == {"type": "text", "text": "HEL", "citations": None}
+    assert message.content[0].to_dict() == {"type": "text", "text": "HEL"}
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "LO")
     whole = client.messages.create(model="fake", max_tokens=99, messages=asked("hello"), stop_sequences=["LO"])
     assert message.usage.output_tokens == whole.usage.output_tokens

@@ -72,6 +72,11 @@ def test_a_bad_request_is_400_and_names_the_field(served: Serving, body: dict[st
 
 TOOL: Final = {"type": "function", "function": {"name": "f", "parameters": {}}}
 STRICT: Final = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
+BAD_SCHEMA: Final = {"name": "a", "schema": STRICT}
+
+
+def function_tool(**more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": STRICT, **more}}
 
 
 @pytest.mark.parametrize(
@@ -83,13 +88,17 @@ STRICT: Final = {"type": "object", "properties": {"a": {"type": "string", "patte
         ("chat/completions", {"grammar": {"type": "json_schema", "value": ""}}, "grammar"),
         ("chat/completions", {"grammar": {"type": "json_schema", "value": {"type": 1}}}, "grammar"),
         ("chat/completions", {"grammar": {"type": "json_schema", "value": {"type": 1}}, "stream": True}, "grammar"),
-        ("chat/completions", {"grammar": {"type": "json_schema", "value": {}}, "tools": [TOOL]}, "grammar"),
-        ("chat/completions", {"response_format": {"type": "json_object"}, "tools": [TOOL]}, "response_format"),
+        ("chat/completions", {"grammar": {"type": "regex", "value": "a"}, "tools": [TOOL]}, "grammar"),
         (
             "chat/completions",
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": STRICT, "strict": True}}]},
-            "tools",
+            {
+                "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": STRICT}},
+                "tools": [TOOL],
+            },
+            "response_format",
         ),
+        ("chat/completions", {"response_format": {"type": "json_object"}, "tools": [function_tool()]}, "tools"),
+        ("chat/completions", {"tools": [function_tool(strict=True)]}, "tools"),
         ("completions", {"prompt": "a", "grammar": {"type": "regex", "value": "("}}, "grammar"),
         ("completions", {"prompt": "a", "grammar": {"type": "json_schema", "value": {"type": 1}}}, "grammar"),
         (

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import openai
 import pytest
-from openai.types.responses import Response, ResponseFunctionToolCall
+from openai.types.responses import Response, ResponseFunctionToolCall, ResponseReasoningItem
 from pydantic import BaseModel
 
 from paged_sdk import GgufModelBuilder, NumericalError, embedded_model_path
@@ -214,6 +214,43 @@ def test_thoughts_are_items_of_their_own() -> None:
         assert model.requests[-1].messages[1].reasoning_content == "Hm."
         with served.openai.responses.stream(model="fake", input="?") as stream:
             assert stream.get_final_response().output_text == "Yes."
+
+
+def test_thoughts_are_a_summary_where_one_is_asked_for() -> None:
+    """Clients show summaries alone: OpenAI's models give nothing else."""
+    with serving(fake_model("<think>Hm.</think>Yes.")) as served:
+        fields: dict[str, Any] = {"input": "?", "reasoning": {"summary": "auto"}}
+        whole = served.openai.responses.create(model="fake", **fields)
+        events = events_of(served, **fields)
+        with served.openai.responses.stream(model="fake", **fields) as stream:
+            final = stream.get_final_response()
+        again: Any = [{"role": "user", "content": "?"}, *whole.output, {"role": "user", "content": "Sure?"}]
+        served.openai.responses.create(model="fake", input=again)
+        model = served.model
+        assert isinstance(model, FakeModel)
+        assert model.requests[-1].messages[1].reasoning_content == "Hm."
+    for response in (whole, final):
+        thought = response.output[0]
+        assert isinstance(thought, ResponseReasoningItem)
+        assert ([part.text for part in thought.summary], thought.content) == (["Hm."], [])
+    assert whole.reasoning is not None
+    assert whole.reasoning.summary == "auto"
+    names = [event["type"].removeprefix("response.") for event in events]
+    deltas = names.count("reasoning_summary_text.delta")
+    assert names[2 : deltas + 7] == [
+        *("output_item.added", "reasoning_summary_part.added"),
+        *["reasoning_summary_text.delta"] * deltas,
+        *("reasoning_summary_text.done", "reasoning_summary_part.done", "output_item.done"),
+    ]
+    assert without_ids(events[-1]["response"]["output"]) == without_ids(whole.to_dict()["output"])
+
+
+def test_tokens_are_counted(served: Serving) -> None:
+    fields: dict[str, Any] = {"model": "fake", "input": "hi", "instructions": "Be loud.", "tools": TOOLS}
+    counted = served.openai.responses.input_tokens.count(**fields)
+    response = served.openai.responses.create(**fields)
+    assert response.usage is not None
+    assert counted.input_tokens == response.usage.input_tokens
 
 
 class Place(BaseModel):

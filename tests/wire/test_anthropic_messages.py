@@ -54,6 +54,8 @@ def test_options_are_passed_on() -> None:
 
 
 def test_tools_are_passed_on() -> None:
+    form = {"format": {"type": "json_schema", "schema": {}}}
+    assert read(tools=[TOOL], output_config=form).request.options.may_call_or_answer
     options = read(tools=[{**TOOL, "description": "d", "strict": True}]).request.options
     assert (options.tools[0].description, options.tools[0].strict, options.tool_choice) == ("d", True, "auto")
     assert read(tools=[TOOL], tool_choice={"type": "any"}).request.options.tool_choice == "required"
@@ -118,6 +120,7 @@ def test_images_are_data() -> None:
     "fields",
     [
         {"service_tier": "standard_only", "speed": "standard", "cache_control": {"type": "ephemeral", "ttl": "5m"}},
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, "thread": None},
         {"container": None, "diagnostics": None, "inference_geo": None, "metadata": {"user_id": None}},
         {"system": None, "tools": [], "tool_choice": None, "thinking": None, "output_config": {}, "stream": False},
     ],
@@ -134,12 +137,16 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         ({"speed": "fast"}, "speed"),
         ({"container": "c"}, "container"),
         ({"inference_geo": "eu"}, "inference_geo"),
-        ({"cache_control": {"type": "ephemeral", "ttl": "1h"}}, "cache_control.ttl"),
+        ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
+        ({"thread": {"type": "create"}}, "thread"),
+        (
+            {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": 1}]}},
+            "context_management.edits[0].keep",
+        ),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"output_config": {"effort": "a b"}}, "output_config.effort"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}, "tools": [TOOL]}, "output_config.format"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         ({"tools": [{**TOOL, "input_examples": [{}]}]}, "tools[0].input_examples"),
         ({"tools": [{"name": "f", "input_schema": {"type": "string"}}]}, "input_schema"),

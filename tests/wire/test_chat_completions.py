@@ -100,6 +100,9 @@ def test_options_are_passed_on() -> None:
     )
     assert with_options(grammar={"type": "regex", "value": "a+"}).constraint.kind == "regex"
     assert with_options(tools=[TOOL], tool_choice="none", response_format={"type": "json_object"}).constraint
+    assert with_options(tools=[TOOL], response_format={"type": "json_object"}).may_call_or_answer
+    forced = with_options(tools=[TOOL], tool_choice="required", response_format={"type": "json_object"})
+    assert (len(forced.forced_tools), forced.constraint) == (1, None)
 
 
 def test_labels_and_the_stream_are_read() -> None:
@@ -143,9 +146,8 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         {"tool_choice": "required"},
         {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
         {"tool_choice": {"type": "function", "function": {"name": "f", "x": 1}}, "tools": [TOOL]},
-        {"tools": [TOOL], "response_format": {"type": "json_object"}},
+        {"tools": [TOOL], "grammar": {"type": "regex", "value": "a"}},
         {"response_format": {"type": "json_object"}, "grammar": {"type": "regex", "value": "a"}},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "description": "d"}}},
         {"grammar": {"type": "regex", "value": {}}},
         {"stream": True, "prompt_logprobs": 1},
         {"reasoning_effort": "none", "enable_thinking": True},
@@ -183,10 +185,11 @@ def test_a_misspelt_field_is_told_the_nearest(name: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("part", "field"),
     [
-        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "high"}}, "detail"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "best"}}, "detail"),
         ({"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}, "image"),
         ({"type": "image_url", "image_url": {"url": "/etc/passwd"}}, "image"),
-        ({"type": "text", "text": "a", "cache_control": {}}, "cache_control"),
+        ({"type": "text", "text": "a", "cache_control": {}}, "cache_control.type"),
+        ({"type": "text", "text": "a", "citations": []}, "citations"),
         ({"type": "input_audio", "input_audio": {}}, "type"),
     ],
 )
@@ -210,6 +213,26 @@ def test_images_are_data() -> None:
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "auto"}}
     call = read_chat_completion({"model": "m", "messages": [{"role": "user", "content": [part]}]})
     assert [image.data for image in call.request.messages[0].images] == [b"\0\0\0"]
+
+
+def test_hints_that_frameworks_send_by_themselves_change_nothing() -> None:
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    parts = [{"type": "text", "text": "a", **mark}, {"type": "text", "text": "b"}]
+    read = read_chat_completion({"model": "m", "messages": [{"role": "user", "content": parts}]})
+    assert read.request == read_chat_completion({"model": "m", "messages": [{"role": "user", "content": "ab"}]}).request
+    schema = {"name": "a", "schema": {"type": "integer"}}
+    forms = [{"type": "json_schema", "json_schema": schema | more} for more in ({}, {"description": "d"})]
+    assert with_options(response_format=forms[0]) == with_options(response_format=forms[1])
+
+
+@pytest.mark.parametrize("more", [{}, {"reasoning_content": None}, {"reasoning_content": "Hm."}])
+def test_reasoning_comes_back_under_either_name(more: dict[str, Any]) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning": "Hm.", **more}]
+    read = read_chat_completion({"model": "m", "messages": turns})
+    assert read.request.messages[1].reasoning_content == "Hm."
+    for wrong in ({"reasoning_content": "Oh."}, {"reasoning": {"effort": "low"}}):
+        with pytest.raises(InvalidRequestError, match="reasoning"):
+            read_chat_completion({"model": "m", "messages": [turns[0], turns[1] | wrong]})
 
 
 def test_completions_are_read() -> None:

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
-from openai.types.responses import response_create_params
+from openai.types.responses import input_token_count_params, response_create_params
 
 from paged_sdk import PagedError, RequestBuilder, SamplingParams
 from paged_sdk.wire.problem import problem_of, responses_error
-from paged_sdk.wire.responses import RESPONSES, ResponsesCall, read_responses
+from paged_sdk.wire.responses import INPUT_TOKENS, RESPONSES, ResponsesCall, read_input_tokens, read_responses
 
 TOOL: Final[dict[str, Any]] = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 LOGPROBS: Final = ["message.output_text.logprobs"]
@@ -38,6 +38,13 @@ def test_a_response_repeats_the_temperature_of_its_model() -> None:
 
 def test_every_field_of_the_client_is_known() -> None:
     assert typing.get_type_hints(response_create_params.ResponseCreateParamsBase).keys() <= {*RESPONSES.names}
+    assert typing.get_type_hints(input_token_count_params.InputTokenCountParams).keys() <= {*INPUT_TOKENS.names}
+
+
+def test_tokens_of_the_same_prompt_are_counted() -> None:
+    fields: dict[str, Any] = {"input": "Hi!", "instructions": "Be short.", "tools": [TOOL], "truncation": "auto"}
+    counted = read_input_tokens({"model": "m", **fields}).request
+    assert counted.with_sampling(SamplingParams()) == read(**fields).request
 
 
 def test_options_are_passed_on() -> None:
@@ -51,6 +58,7 @@ def test_options_are_passed_on() -> None:
     assert constraint is not None
     assert constraint.source == '{"type": "integer"}'
     assert read(text={"format": {"type": "json_object"}}).request.options.constraint is not None
+    assert read(text={"format": {"type": "json_object"}}, tools=[TOOL]).request.options.may_call_or_answer
     options = read(tools=[{**TOOL, "strict": True}], tool_choice={"type": "function", "name": "f"}).request.options
     assert [(tool.name, tool.strict) for tool in options.forced_tools] == [("f", True)]
     assert read(tools=[TOOL], tool_choice="required").request.options.tool_choice == "required"
@@ -120,6 +128,7 @@ def test_images_are_data() -> None:
         {"store": False, "previous_response_id": None, "conversation": None, "background": False, "prompt": None},
         {"service_tier": "auto", "metadata": {"a": "b"}, "truncation": "disabled", "prompt_cache_key": "k"},
         {"reasoning": {"effort": None, "summary": None}, "text": {"format": {"type": "text"}, "verbosity": "medium"}},
+        {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}},
         {"include": [], "top_logprobs": 0, "tools": [], "tool_choice": None, "instructions": None},
         {"stream": True, "stream_options": {"include_obfuscation": False}},
     ],
@@ -137,14 +146,13 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+        ({"include": ["web_search_call.results"]}, "include[0]"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_tool_calls": 1}, "max_tool_calls"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
         ({"reasoning": {"effort": "a b"}}, "reasoning.effort"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"text": {"format": {"type": "json_object"}}, "tools": [TOOL]}, "text.format"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"seed": 1}, "seed"),

@@ -100,6 +100,6 @@ def _content(tensor: Tensor) -> tuple[bytes, memoryview]:
 def plain_name(module: str) -> str:
     """Return a module's name without the prefixes of enclosing modules, which differ between model classes."""
     parts = module.split(".")
-    while parts and parts[0] in ("model", "language_model", "transformer", "bert", "roberta"):
+    while parts and parts[0] in ("model", "language_model", "transformer", "backbone", "bert", "roberta"):
         del parts[0]
     return ".".join(parts)

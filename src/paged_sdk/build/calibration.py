@@ -19,12 +19,15 @@ from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, te
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.step import StepContext
+from paged_sdk.models.attention_block import AttentionBlock
+from paged_sdk.models.beside_block import BesideBlock, RecurrentBlock
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_delta_block import GatedDeltaBlock
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.latent_attention_block import LatentAttentionBlock
 from paged_sdk.models.loading import load_model
+from paged_sdk.models.mamba2_block import Mamba2Block
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.plain_mlp import PlainMlp
 from paged_sdk.models.short_conv_block import ShortConvBlock
@@ -216,33 +219,23 @@ class _Collector:
 
     def _watch_layer(self, prefix: str, layer: DecoderLayer, architecture: str) -> None:
         mixer, mlp = layer.mixer, layer.mlp
-        if isinstance(mixer, ShortConvBlock):
-            mixer.input = self._watched(prefix, ("shortconv.in_proj",), mixer.input)
-            mixer.output = self._watched(prefix, ("shortconv.out_proj",), mixer.output)
-        elif isinstance(mixer, GatedDeltaBlock):
-            mixer.input = self._watched(prefix, ("attn_qkv", "attn_gate"), mixer.input)
-            mixer.rates = self._watched(prefix, ("ssm_beta", "ssm_alpha", "ssm_ba"), mixer.rates)
-            mixer.output = self._watched(prefix, ("ssm_out",), mixer.output)
+        if isinstance(mixer, BesideBlock):
+            self._watch_attention(prefix, mixer.attention)
+            self._watch_recurrent(prefix, mixer.recurrent)
+        elif isinstance(mixer, ShortConvBlock | GatedDeltaBlock | Mamba2Block):
+            self._watch_recurrent(prefix, mixer)
         elif isinstance(mixer, LatentAttentionBlock):
-            query = ("attn_q",) if mixer.query_up is None else ("attn_q_a",)
-            mixer.query = self._watched(prefix, query, mixer.query)
-            if mixer.query_up is not None:
-                mixer.query_up = self._watched(prefix, ("attn_q_b",), mixer.query_up)
-            mixer.latent = self._watched(prefix, ("attn_kv_a_mqa",), mixer.latent)
-            mixer.output = self._watched(prefix, ("attn_output",), mixer.output)
-        else:
-            attention = layer.attention
-            apart = ("attn_q", "attn_k", "attn_v")
-            own = apart[: 1 + attention.shape.num_kv_projections]
-            names = own if self._own_names.issuperset(apart) else ("attn_qkv",)
-            attention.qkv = self._watched(prefix, names, attention.qkv)
-            attention.output = self._watched(prefix, ("attn_output",), attention.output)
+            self._watch_latent(prefix, mixer)
+        elif mixer is not None:
+            self._watch_attention(prefix, layer.attention)
         if layer.layer_input is not None:
             layer.layer_input.gate = self._watched(prefix, ("inp_gate",), layer.layer_input.gate)
             layer.layer_input.output = self._watched(prefix, ("proj",), layer.layer_input.output)
         if layer.expert_branch is not None:
             what = type(layer.expert_branch).__name__
             raise UnsupportedArchitectureError(f"importance cannot be collected in a {what}", architecture=architecture)
+        if mlp is None:
+            return
         if isinstance(mlp, GatedMlp):
             self._watch_mlp(prefix, mlp, "")
         elif isinstance(mlp, PlainMlp):
@@ -254,6 +247,31 @@ class _Collector:
             raise UnsupportedArchitectureError(
                 f"importance cannot be collected in a {type(mlp).__name__}", architecture=architecture
             )
+
+    def _watch_attention(self, prefix: str, attention: AttentionBlock) -> None:
+        apart = ("attn_q", "attn_k", "attn_v")
+        own = apart[: 1 + attention.shape.num_kv_projections]
+        names = own if self._own_names.issuperset(apart) else ("attn_qkv",)
+        attention.qkv = self._watched(prefix, names, attention.qkv)
+        attention.output = self._watched(prefix, ("attn_output",), attention.output)
+
+    def _watch_latent(self, prefix: str, attention: LatentAttentionBlock) -> None:
+        query = ("attn_q",) if attention.query_up is None else ("attn_q_a",)
+        attention.query = self._watched(prefix, query, attention.query)
+        if attention.query_up is not None:
+            attention.query_up = self._watched(prefix, ("attn_q_b",), attention.query_up)
+        attention.latent = self._watched(prefix, ("attn_kv_a_mqa",), attention.latent)
+        attention.output = self._watched(prefix, ("attn_output",), attention.output)
+
+    def _watch_recurrent(self, prefix: str, block: RecurrentBlock) -> None:
+        inputs, output = "ssm_in", "ssm_out"
+        if isinstance(block, ShortConvBlock):
+            inputs, output = "shortconv.in_proj", "shortconv.out_proj"
+        elif isinstance(block, GatedDeltaBlock):
+            block.rates = self._watched(prefix, ("ssm_beta", "ssm_alpha", "ssm_ba"), block.rates)
+        is_delta = isinstance(block, GatedDeltaBlock)
+        block.input = self._watched(prefix, ("attn_qkv", "attn_gate") if is_delta else (inputs,), block.input)
+        block.output = self._watched(prefix, (output,), block.output)
 
     def _watch_mlp(self, prefix: str, mlp: GatedMlp, suffix: str) -> None:
         names = (f"ffn_gate{suffix}", f"ffn_up{suffix}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from attrs import evolve
@@ -19,10 +20,11 @@ from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import Environment
 from paged_sdk.config.isq import IsqType
-from paged_sdk.errors import CheckpointError, ConfigError, ModelClosedError
+from paged_sdk.errors import CheckpointError, ModelClosedError
 from paged_sdk.guard import clear_frames
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.logs import get_logger
+from paged_sdk.models.any_model import AnyModel
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import reload_model
@@ -141,9 +143,6 @@ class WeightRequantizer:
     ) -> bool:
         """Load some parts of the model again by its settings; return whether the matrices are then quantized."""
         path, workspace, model = loaded.path, self._workspace, loaded.model
-        if not isinstance(model, DecoderModel):
-            # Only transformers knows the layers of such a model.
-            raise ConfigError.of("re_isq_model", model.config.model_type, "a model of a family that has a decoder here")
         with loading_memory_errors(path), weights_must_fit(path, loaded.placement.devices):
             if file_stamps(path) != loaded.files:
                 raise CheckpointError(
@@ -170,7 +169,7 @@ class WeightRequantizer:
                         check_cancelled()
                         bar.update(done, total)
 
-                    reload_model(
+                    _reloader(model, images=loaded.settings.images is not None)(
                         model,
                         checkpoint.config,
                         checkpoint.source,
@@ -183,3 +182,15 @@ class WeightRequantizer:
             finally:
                 checkpoint.source.close()
             return policy.makes_quantized(checkpoint.is_quantized)
+
+
+def _reloader(model: AnyModel, *, images: bool) -> Callable[..., None]:
+    """Return the function that reloads a model's weights, by its kind.
+
+    :param images: whether the model accepts images
+    """
+    if isinstance(model, DecoderModel):
+        return reload_model
+    from paged_sdk.models.transformers_door.loading import reload_door  # imports transformers, which takes 1.8 s
+
+    return partial(reload_door, images=images)

@@ -111,8 +111,10 @@ class GenerationRequests:
         samplings = [preparer.sampling(options) for _ in encodes]  # each draws a seed if none is given
         tools = {tool.name: tool.parameters for tool in options.shown_tools} or None
         # Output under the caller's own constraint is not parsed for reasoning and calls, whatever it looks like.
-        is_parsed = is_chat and options.constraint is None
-        answers = preparer.text.answers.exact if options.is_strict else preparer.text.answers
+        is_parsed = is_chat and (options.constraint is None or options.may_call_or_answer)
+        answers = preparer.text.answers
+        if options.has_exact_calls:
+            answers = answers.exact if options.is_strict else answers.either
         if options.continue_final_message:
             answers = answers.begun
         kept = preparer.text.kept_special_ids(answers, with_tools=tools is not None) if is_parsed else frozenset()

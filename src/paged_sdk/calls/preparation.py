@@ -109,6 +109,8 @@ class RequestPreparer:
             )
         if options.is_strict:
             return self.text.strict_calls(options.shown_tools, prompt_token_ids)
+        if options.may_call_or_answer and options.constraint is not None:
+            return self.text.calls_or_json(options.shown_tools, options.constraint, prompt_token_ids)
         return options.constraint
 
     def grammar(self, language: Language) -> Grammar:
@@ -287,7 +289,7 @@ class RequestPreparer:
         if adapter_start is None:  # as in PEFT, the base model serves prompts that do not invoke the adapter
             adapter, adapter_start = None, 0
         budget, thought_limit = options.thinking_budget, None
-        if may_reason and budget is not None and (language is None or options.is_strict):  # others do not reason
+        if may_reason and budget is not None and (language is None or options.has_exact_calls):  # others do not reason
             thought_limit = self.text.thought_limit(budget, prompt_token_ids)
         stop_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos or language is not None:

@@ -66,13 +66,17 @@ class Structure(Generic[InstanceT]):
     def asked(self, request: RequestBuilder) -> RequestBuilder:
         """Return the request with the type as its constraint.
 
-        :raises InvalidRequestError: it has a constraint already, or asks for several choices
+        :raises InvalidRequestError: it has a constraint already, asks for several choices, or has tools to call
         """
         if request.options.constraint is not None:
             raise InvalidRequestError.of("constraint", request.options.constraint, "none: the type is the constraint")
         sampling = request.options.sampling
         if sampling is not None and sampling.n_choices > 1:
             raise InvalidRequestError.of("n_choices", sampling.n_choices, "1: one instance is returned")
+        if request.options.shown_tools:
+            names = [tool.name for tool in request.options.shown_tools]
+            allowed = 'none, or tool_choice "none": an instance is returned; send_chat_with_tools runs tools'
+            raise InvalidRequestError.of("tools", names, allowed)
         return evolve(request, options=evolve(request.options, constraint=self.constraint))
 
     def read(self, response: ChatCompletionResponse) -> InstanceT:

@@ -74,6 +74,39 @@ class AnswerStyle:
         """Return the style of answers whose calls a grammar constrains: other spellings of calls are content."""
         return self if self.format is None else evolve(self, format=self.format.exact)
 
+    @property
+    def either(self) -> AnswerStyle:
+        """Return the style of answers that are calls or, as a whole, content."""
+        return self if self.format is None else evolve(self, format=self.format.either)
+
+    def calls_or_json(
+        self,
+        tools: ToolSchemas,
+        schema: str,
+        token_id: Callable[[str], int | None],
+        prompt_end: str,
+        *,
+        compact: bool = False,
+    ) -> CallGrammar:
+        """Return the grammar of answers that, after their reasoning, are calls of these tools or JSON of a schema.
+
+        :param schema: JSON text of the schema
+        :param token_id: returns the token id of a mark, if the vocabulary has one
+        :param prompt_end: the end of the prompt's text, which may open the reasoning
+        :param compact: whether to allow no white space between the parts of the answer's JSON
+        """
+        assert self.format is not None, "the template calls no tools"
+        writer = GrammarWriter(self.marks(with_tools=True), token_id)
+        answer = self.format.calls_or(writer, tools, writer.answer(schema, compact=compact))
+        if self.thought is None:
+            return writer.grammar(answer)
+        ending = writer.until(self.thought.closing)
+        space = writer.pattern(r"/[ \n]{1,4}/")
+        if self.thought.are_open_after(prompt_end):
+            return writer.grammar(f"{ending} {space}? {answer}")
+        opening = writer.text(self.thought.opening + self.thought.label)
+        return writer.grammar(f"({space}? {opening} {ending} {space}?)? {answer}")
+
     def strict_calls(self, tools: ToolSchemas, token_id: Callable[[str], int | None], prompt_end: str) -> CallGrammar:
         """Return the grammar of answers that may contain calls of these tools, and nothing else that :attr:`exact`
         would read as a call.

@@ -105,6 +105,22 @@ class AnswerFormat(ABC):
         :raises ConstraintError: the format cannot express what a schema says
         """
 
+    @property
+    @abstractmethod
+    def either(self) -> AnswerFormat:
+        """Return the variant of the format that reads an answer as calls in the form of :meth:`call_form`, or else all
+        of it as content.
+        """
+
+    @abstractmethod
+    def calls_or(self, writer: GrammarWriter, tools: ToolSchemas, answer: str) -> str:
+        """Return the grammar expression of answers, after their reasoning, that are calls, or else another expression.
+        The variant :attr:`either` reads them.
+
+        :param answer: the other expression, which begins with no mark
+        :raises ConstraintError: the format cannot express what a schema says
+        """
+
     @abstractmethod
     def read(self, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[None]:
         """Read an answer after its reasoning.
@@ -143,6 +159,13 @@ class MarkedCalls(AnswerFormat):
     @property
     def exact(self) -> AnswerFormat:
         return _ExactCalls(self)
+
+    @property
+    def either(self) -> AnswerFormat:
+        return _CallsOrContent(self)
+
+    def calls_or(self, writer: GrammarWriter, tools: ToolSchemas, answer: str) -> str:
+        return writer.any_of((writer.rule(writer.calls(self.call_form(writer, tools), most=MOST_CALLS)), answer))
 
     def mixed(self, writer: GrammarWriter, tools: ToolSchemas, opening: str | None) -> str:
         form = self.call_form(writer, tools)
@@ -261,6 +284,27 @@ class _ExactCalls(MarkedCalls):
         self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas
     ) -> Steps[list[Call] | None]:
         return (yield from self._format.calls(mark, reader, pieces, tools))
+
+
+class _CallsOrContent(_ExactCalls):
+    """Reads answers that are calls or, if they do not begin with the mark of one, content as a whole: marks within JSON
+    are part of its strings.
+    """
+
+    @property
+    def fillers(self) -> tuple[str, ...]:
+        return () if self.openings else self._format.fillers
+
+    def read(self, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[None]:
+        position = reader.position
+        space = yield from reader.space()
+        mark = yield from reader.one_of((*self.fillers, self.own_mark))
+        if mark is None:
+            pieces.content(space, position)
+            yield from reader.pass_all(pieces.content)
+        else:
+            reader.at -= len(mark)
+            yield from super().read(reader, pieces, tools)
 
 
 def json_calls(text: str | None, tools: ToolSchemas) -> list[Call] | None:

@@ -96,6 +96,16 @@ class GrammarWriter:
             self._json[text] = JsonRule(f"json{len(self._json)}", label, text)
         return self._json[text].name
 
+    def answer(self, schema: str, *, compact: bool) -> str:
+        """Return the expression of an answer that is JSON of a schema.
+
+        :param schema: JSON text of the schema
+        :param compact: whether to allow no white space between the JSON's parts
+        """
+        rule = JsonRule("answer", "the answer", schema, "none" if compact else "free", kind="json_schema")
+        self._json[rule.name] = rule  # no text of a schema
+        return rule.name
+
     def text_without(self, words: Iterable[str], *, beginnings: Iterable[str] = ()) -> str:
         """Return the expression of any non-empty text that contains none of these words.
 

@@ -26,6 +26,7 @@ from paged_sdk.config.sampling import GenerationDefaults
 from paged_sdk.errors import CheckpointError, InvalidRequestError, shown
 from paged_sdk.system.files import is_file, read_text
 from paged_sdk.types.call_grammar import CallGrammar
+from paged_sdk.types.constraint import Constraint
 from paged_sdk.types.messages import Message, TextMessageRole
 from paged_sdk.types.tool import Tool
 
@@ -114,6 +115,20 @@ class TextProcessor:
         """
         schemas = {tool.name: tool.parameters for tool in tools}
         return self.answers.strict_calls(schemas, self.tokenizer.token_id, self.prompt_end(prompt_token_ids))
+
+    def calls_or_json(
+        self, tools: Sequence[Tool], constraint: Constraint, prompt_token_ids: Sequence[int]
+    ) -> CallGrammar:
+        """Return the grammar of answers that are calls of these tools or JSON of a schema.
+
+        :param constraint: the schema
+        :raises ConstraintError: the model's format cannot express what a tool's schema says
+        """
+        schemas = {tool.name: tool.parameters for tool in tools}
+        end = self.prompt_end(prompt_token_ids)
+        return self.answers.calls_or_json(
+            schemas, constraint.source, self.tokenizer.token_id, end, compact=constraint.compact
+        )
 
     def prompt_end(self, token_ids: Sequence[int]) -> str:
         """Return the end of a prompt's text, special tokens included."""

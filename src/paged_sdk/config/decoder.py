@@ -15,7 +15,9 @@ from paged_sdk.config.recurrent import RecurrentConfig
 __all__ = [
     "NO_ROPE",
     "Activation",
+    "BranchScales",
     "DecoderConfig",
+    "LayerParts",
     "MoeConfig",
     "NormKind",
     "QkNormWeights",
@@ -57,6 +59,14 @@ class QkNormWeights(Enum):
     SHARED = "shared"
     OWN = "own"
     WHOLE = "whole"
+
+
+class LayerParts(Enum):
+    """Says what a layer has: what mixes tokens, an MLP, or both."""
+
+    BOTH = "both"
+    MIXER = "mixer"
+    MLP = "mlp"
 
 
 class RopeKind(Enum):
@@ -188,6 +198,23 @@ class MoeConfig:
 
 
 @frozen(kw_only=True)
+class BranchScales:
+    """Holds factors of vectors within the layers (falcon_h1): what other models have in their weights.
+
+    :ivar attention_input: multiplies the input of queries, keys and values; keys are multiplied by ``key``, too
+    :ivar attention_output: multiplies attention's output
+    :ivar gate: multiplies the MLP's gate before the activation
+    :ivar mlp_output: multiplies the MLP's output
+    """
+
+    attention_input: float = 1.0
+    key: float = 1.0
+    attention_output: float = 1.0
+    gate: float = 1.0
+    mlp_output: float = 1.0
+
+
+@frozen(kw_only=True)
 class DecoderConfig:
     """Describes a decoder-only transformer made of the shared blocks.
 
@@ -234,6 +261,9 @@ class DecoderConfig:
     :ivar head_bias: whether the output projection has a bias
     :ivar moe: mixture-of-experts layers; None: every layer has a dense MLP
     :ivar recurrent: per layer: what it computes instead of attention; None: attention. Empty: every layer has attention
+    :ivar recurrent_beside: whether layers compute attention beside what ``recurrent`` says, and add both (falcon_h1)
+    :ivar parts: per layer: which of its parts it has (nemotron_h). Empty: every layer has both
+    :ivar branch_scales: factors within the layers; None: none
     :ivar latent: latent attention in all layers: ``num_kv_heads`` is 1, ``head_dim`` is that of the key that is kept,
         and the key is also the value; None: keys and values are kept
     :ivar bidirectional: whether tokens also attend to later tokens, within the window (encoders)
@@ -290,6 +320,9 @@ class DecoderConfig:
     moe: MoeConfig | None = None
     num_image_layers: int = 0
     recurrent: tuple[RecurrentConfig | None, ...] = ()
+    recurrent_beside: bool = False
+    parts: tuple[LayerParts, ...] = ()
+    branch_scales: BranchScales | None = None
     latent: LatentAttentionConfig | None = None
     bidirectional: bool = False
     layer_shapes: tuple[LayerShape, ...] = ()
@@ -336,9 +369,20 @@ class DecoderConfig:
     @property
     def attention_layers(self) -> Sequence[int]:
         """Return the indices of the layers with attention."""
-        if not self.recurrent:
+        if (not self.recurrent or self.recurrent_beside) and not self.parts:
             return range(self.num_layers)
-        return [layer for layer, each in enumerate(self.recurrent) if each is None]
+        return [layer for layer in range(self.num_layers) if self.has_mixer(layer) and self._has_attention(layer)]
+
+    def has_mixer(self, layer: int) -> bool:
+        """Return whether a layer mixes tokens, by attention or recurrently."""
+        return not self.parts or self.parts[layer] is not LayerParts.MLP
+
+    def has_mlp(self, layer: int) -> bool:
+        """Return whether a layer has an MLP or experts."""
+        return not self.parts or self.parts[layer] is not LayerParts.MIXER
+
+    def _has_attention(self, layer: int) -> bool:
+        return self.recurrent_beside or not self.recurrent or self.recurrent[layer] is None
 
     @property
     def kv_layers(self) -> Sequence[int]:
@@ -354,7 +398,7 @@ class DecoderConfig:
 
     @property
     def recurrent_layers(self) -> dict[int, RecurrentConfig]:
-        """Return the layers that keep a state per sequence instead, by index."""
+        """Return the layers that keep a state per sequence, by index."""
         return {layer: each for layer, each in enumerate(self.recurrent) if each is not None}
 
     def of_layers(self, layers: Sequence[int]) -> DecoderConfig:
@@ -374,6 +418,7 @@ class DecoderConfig:
             ropes=tuple(self.ropes[layer] for layer in layers),
             sliding_windows=tuple(self.sliding_windows[layer] for layer in layers),
             recurrent=recurrent if any(recurrent) else (),
+            parts=tuple(self.parts[layer] for layer in layers) if self.parts else (),
         )
 
     @property

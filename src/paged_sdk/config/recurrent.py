@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
-__all__ = ["GatedDeltaConfig", "RecurrentConfig", "ShortConvConfig", "StateShape"]
+__all__ = ["GatedDeltaConfig", "Mamba2Config", "RecurrentConfig", "ShortConvConfig", "StateShape"]
 
 
 @frozen
@@ -86,4 +86,63 @@ class GatedDeltaConfig:
         )
 
 
-RecurrentConfig: TypeAlias = ShortConvConfig | GatedDeltaConfig
+@frozen(kw_only=True)
+class Mamba2Config:
+    """Describes a selective state space (Mamba-2: Dao and Gu, 2024, arXiv 2405.21060) after a short convolution of its
+    inputs.
+
+    :ivar num_heads: number of heads of the state and of the output
+    :ivar head_dim: size of a head's input and output
+    :ivar state_size: size of the vectors B, by which inputs are written to a head's state, and C, by which it is read
+    :ivar num_groups: number of groups of heads with the same B and C, and of columns that are normalized together
+    :ivar kernel_size: tokens that the convolution spans
+    :ivar conv_bias: whether the convolution has a bias
+    :ivar input_bias: whether the projection to gates, inputs, B, C and steps has a bias
+    :ivar output_bias: whether the output projection has a bias
+    :ivar has_norm: whether the output is normalized, beside its gates
+    :ivar gate_first: True: the gated output is normalized; False: the gates multiply the normalized output
+    :ivar input_scale: multiplies the layer's input (falcon_h1)
+    :ivar part_scales: multiply gates, inputs, B, C and steps, after their projection (falcon_h1); empty: nothing does
+    :ivar output_scale: multiplies the layer's output (falcon_h1)
+    """
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    kernel_size: int
+    conv_bias: bool = True
+    input_bias: bool = False
+    output_bias: bool = False
+    has_norm: bool = True
+    gate_first: bool = True
+    input_scale: float = 1.0
+    part_scales: tuple[float, ...] = ()
+    output_scale: float = 1.0
+
+    @property
+    def width(self) -> int:
+        """Return the width of all heads' inputs, gates and outputs."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def parts(self) -> tuple[int, int, int, int, int]:
+        """Return the widths of gates, inputs, B, C and steps, as projections have them."""
+        size = self.num_groups * self.state_size
+        return self.width, self.width, size, size, self.num_heads
+
+    @property
+    def channels(self) -> int:
+        """Return the channels of the convolution: inputs, B and C."""
+        return sum(self.parts[1:4])
+
+    @property
+    def states(self) -> tuple[StateShape, ...]:
+        """Return the state: the convolution's last inputs, and a matrix for each head."""
+        return (
+            StateShape((self.kernel_size - 1, self.channels)),
+            StateShape((self.num_heads, self.state_size, self.head_dim), in_float32=True),
+        )
+
+
+RecurrentConfig: TypeAlias = ShortConvConfig | GatedDeltaConfig | Mamba2Config

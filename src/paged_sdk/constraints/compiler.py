@@ -22,7 +22,7 @@ from paged_sdk.constraints.schema_parts import Schema
 from paged_sdk.constraints.vocabulary import Vocabulary
 from paged_sdk.errors import ConstraintError, QueueFullError, shortened
 from paged_sdk.system.threads import thread_must_start
-from paged_sdk.types.call_grammar import CallGrammar
+from paged_sdk.types.call_grammar import CallGrammar, JsonRule, JsonSpacing
 from paged_sdk.types.constraint import Constraint
 
 if TYPE_CHECKING:
@@ -49,9 +49,13 @@ _STACK_LOCK: Final = Lock()
 _MAX_RULES: Final = 32_000
 
 _STRICT: Final[Mapping[str, Any]] = MappingProxyType({"lenient": False, "coerce_one_of": False})
-_JSON_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_pattern": r"[ ]|\n[ \t]{0,32}"})
-_COMPACT: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_flexible": False})
-_CALLS: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_pattern": "[ ]"})
+_SPACINGS: Final[Mapping[JsonSpacing, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "line": MappingProxyType({**_STRICT, "whitespace_pattern": "[ ]"}),
+        "free": MappingProxyType({**_STRICT, "whitespace_pattern": r"[ ]|\n[ \t]{0,32}"}),
+        "none": MappingProxyType({**_STRICT, "whitespace_flexible": False}),
+    }
+)
 """Tool calls are written on one line, as most models were trained to, so that no tokens are spent on indentation."""
 _CONTROL_CHARACTER: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
 
@@ -104,9 +108,10 @@ class GrammarCompiler:
             compiled = Problem(f"compiling it takes longer than {self._max_seconds:g} s")
         if isinstance(compiled, Problem):
             where = f" at {shortened(compiled.position) or 'its root'}" if compiled.position is not None else ""
+            kind = constraint.kind if compiled.kind is None else compiled.kind
             raise ConstraintError(
-                f"the constraint ({constraint.kind}) cannot be enforced{where}: {compiled.message}",
-                kind=constraint.kind,
+                f"the constraint ({kind}) cannot be enforced{where}: {compiled.message}",
+                kind=kind,
                 keyword=compiled.keyword,
                 position=compiled.position,
             )
@@ -151,18 +156,18 @@ class GrammarCompiler:
     def _compiled(self, constraint: Language) -> Grammar | Problem:
         import llguidance
 
-        schemas: dict[str, tuple[str, Schema]] = {}
+        schemas: dict[JsonRule, Schema] = {}
         match constraint:
             case CallGrammar(lark=lark, rules=rules):
                 lines = [lark]
                 for rule in rules:
                     checked = read_schema(rule.schema)
                     if isinstance(checked, Problem):
-                        return evolve(checked, message=f"{rule.label}: {checked.message}")
-                    options = _json_options(checked, json.dumps(checked), _CALLS)
+                        return _of_rule(rule, checked)
+                    options = _json_options(checked, json.dumps(checked), _SPACINGS[rule.spacing])
                     if isinstance(options, Problem):
-                        return evolve(options, message=f"{rule.label}: {options.message}")
-                    schemas[rule.label] = rule.schema, checked
+                        return _of_rule(rule, options)
+                    schemas[rule] = checked
                     lines.append(f"{rule.name}: %json {json.dumps({**checked, 'x-guidance': options})}")
                 if lark.count("\n") > _MAX_RULES:  # one rule per line, with few brackets
                     return _TOO_MANY
@@ -171,9 +176,9 @@ class GrammarCompiler:
                 checked = read_schema(source)
                 if isinstance(checked, Problem):
                     return checked
-                schemas[""] = source, checked
+                schemas[JsonRule("", "", source)] = checked
                 text = json.dumps(checked)
-                options = _json_options(checked, text, _COMPACT if constraint.compact else _JSON_OPTIONS)
+                options = _json_options(checked, text, _SPACINGS["none" if constraint.compact else "free"])
                 if isinstance(options, Problem):
                     return options
                 try:
@@ -252,15 +257,20 @@ def _json_options(schema: Schema, text: str, options: Mapping[str, Any]) -> Any 
     return {**options, "json_allowed_escapes": 'nrbtf\\"'}
 
 
-def _problem(message: str, schemas: Mapping[str, tuple[str, Schema]]) -> Problem:
+def _of_rule(rule: JsonRule, problem: Problem) -> Problem:
+    """Return the problem of a rule's schema as one of the grammar."""
+    return evolve(problem, message=f"{rule.label}: {problem.message}", kind=rule.kind)
+
+
+def _problem(message: str, schemas: Mapping[JsonRule, Schema]) -> Problem:
     """Return the problem that an error of llguidance describes, located in the first schema that it fits.
 
-    :param schemas: by label, each schema as it was given and as it was rewritten
+    :param schemas: each schema as it was rewritten, by its rule
     """
-    problems = {label: _located(message, *schema) for label, schema in schemas.items()}
-    for label, problem in problems.items():
-        if problem.position is not None and label:
-            return evolve(problem, message=f"{label}: {message}")
+    problems = {rule: _located(message, rule.schema, schema) for rule, schema in schemas.items()}
+    for rule, problem in problems.items():
+        if problem.position is not None and rule.label:
+            return _of_rule(rule, evolve(problem, message=message))
     return next(iter(problems.values()), Problem(message))
 
 

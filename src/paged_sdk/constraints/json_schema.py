@@ -65,11 +65,13 @@ class Problem:
     :ivar message: the reason
     :ivar keyword: the keyword of the JSON schema that causes it, if known
     :ivar position: JSON pointer of the schema that has the keyword, if known
+    :ivar kind: the kind of constraint that the schema belongs to, if it is not that of the whole
     """
 
     message: str
     keyword: str = ""
     position: str | None = field(default=None, converter=optional(str))
+    kind: str | None = None
 
 
 def read_schema(source: str) -> Schema | Problem:

@@ -57,6 +57,8 @@ class AttentionBlock:
         self._rope = config.ropes[layer]
         self._clip = config.qkv_clip
         self._num_gates = own.num_heads if config.attention_gate else 0
+        self._num_heads = own.num_heads
+        self._scales = config.branch_scales
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -69,8 +71,13 @@ class AttentionBlock:
         :param x: ``[num_tokens, hidden_size]``
         :param rotation: the rotary embedding's cosines and sines at the tokens' positions
         """
+        scales = self._scales
+        if scales is not None and scales.attention_input != 1.0:
+            x = x * scales.attention_input
         heads = torch.unflatten(self.qkv.forward(x, ctx), -1, (-1, self.shape.head_dim))
         gates, heads = self._without_gates(heads)
+        if scales is not None and scales.key != 1.0:
+            heads[:, self._num_heads : self._num_qk_heads] *= scales.key
         query_key, value = heads[:, : self._num_qk_heads], heads[:, self._num_qk_heads :]
         if self.shape.keys_as_values:
             value = query_key[:, self._num_heads :]
@@ -89,7 +96,8 @@ class AttentionBlock:
             attended = ctx.attention.attend(self._layer, query_key, self.sinks)
         if gates is not None:
             attended = attended * gates.sigmoid()
-        return self.output.forward(attended.flatten(1), ctx)
+        output = self.output.forward(attended.flatten(1), ctx)
+        return output if scales is None else output * scales.attention_output
 
     def _without_gates(self, heads: Tensor) -> tuple[Tensor | None, Tensor]:
         """Return the gates, ``[num_tokens, num_heads, head_dim]``, and queries, keys and values; None: no gates."""

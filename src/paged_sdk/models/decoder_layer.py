@@ -1,4 +1,4 @@
-"""Run one layer of a decoder: attention and an MLP, each added to the residual stream."""
+"""Run one layer of a decoder: attention and an MLP, or one of the two, each added to the residual stream."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import Protocol
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.config.recurrent import GatedDeltaConfig, ShortConvConfig
+from paged_sdk.config.recurrent import GatedDeltaConfig, Mamba2Config, RecurrentConfig, ShortConvConfig
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import NoNorm, Norm
 from paged_sdk.models.attention_block import AttentionBlock, load_attention_block
+from paged_sdk.models.beside_block import BesideBlock, RecurrentBlock
 from paged_sdk.models.expert_branch import ExpertBranch, load_expert_branch
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.gated_delta_block import load_gated_delta_block
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
 from paged_sdk.models.latent_attention_block import load_latent_attention_block
 from paged_sdk.models.layer_inputs import LayerInputBlock, load_layer_input_block
+from paged_sdk.models.mamba2_block import load_mamba2_block
 from paged_sdk.models.moe_mlp import MoeMlp, load_moe_mlp
 from paged_sdk.models.norms import load_norm
 from paged_sdk.models.plain_mlp import PlainMlp, load_plain_mlp
@@ -48,11 +50,12 @@ class Mixer(Protocol):
 class DecoderLayer:
     """Holds attention and MLP with their norms.
 
-    :param mixer: attention, or what is in its place
+    :param mixer: attention, or what is in its place or beside it; None: the layer is an MLP alone (nemotron_h)
+    :param mlp: MLP or experts; None: the layer is a mixer alone (nemotron_h)
     :param attention_norm: norm before attention; computed together with the preceding residual addition
     :param attention_output_norm: norm of attention's output before its residual addition (gemma)
     :param mlp_norm: norm before the MLP; None: the MLP runs in parallel to attention, with one residual addition
-        (cohere)
+        (cohere), or the layer has one part alone
     :param mlp_output_norm: norm of the MLP's output before its residual addition (gemma)
     :param beside_norm: norm before a parallel MLP (falcon); None: the MLP shares attention's norm
     :param residual_scale: factor of the attention and MLP outputs before their addition; None: 1
@@ -64,8 +67,8 @@ class DecoderLayer:
     def __init__(
         self,
         *,
-        mixer: Mixer,
-        mlp: GatedMlp | PlainMlp | MoeMlp,
+        mixer: Mixer | None,
+        mlp: GatedMlp | PlainMlp | MoeMlp | None,
         attention_norm: Norm,
         mlp_norm: Norm | None,
         attention_output_norm: Norm | None = None,
@@ -91,6 +94,8 @@ class DecoderLayer:
     @property
     def attention(self) -> AttentionBlock:
         """Return the attention of a layer that has it."""
+        if isinstance(self.mixer, BesideBlock):
+            return self.mixer.attention
         assert isinstance(self.mixer, AttentionBlock), f"the layer has a {type(self.mixer).__name__}"
         return self.mixer
 
@@ -109,7 +114,7 @@ class DecoderLayer:
         return tuple(linear for linear in linears if isinstance(linear, AdaptableLinear))
 
     def _linears(self) -> list[Linear]:
-        own = [*self.mixer.linears]
+        own = [] if self.mixer is None else [*self.mixer.linears]
         match self.mlp:
             case GatedMlp() as mlp:
                 own += [mlp.gate_up, mlp.down]
@@ -127,6 +132,8 @@ class DecoderLayer:
         :param next_norm: the norm after the layer: the next layer's attention norm, or the model's last norm
         :returns: the residual stream after ``next_norm``, and before it
         """
+        if self.mixer is None or self.mlp is None:
+            return next_norm.add_and_forward(self._added(self._only(normed, rotation, ctx), None), residual)
         attended = self.mixer.forward(normed, rotation, ctx)
         if self.mlp_norm is None:
             if self.beside_norm is not None:
@@ -146,6 +153,13 @@ class DecoderLayer:
             residual *= self.scale
         return next_norm.forward(residual), residual
 
+    def _only(self, normed: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
+        """Compute the one part of a layer that has a mixer or an MLP."""
+        if self.mixer is not None:
+            return self.mixer.forward(normed, rotation, ctx)
+        assert self.mlp is not None, "a layer has a part"
+        return self.mlp.forward(normed, ctx)
+
     def _added(self, branch: Tensor, norm: Norm | None) -> Tensor:
         """Return the output of attention or MLP as it is added to the residual stream: normed and scaled."""
         normed = branch if norm is None else norm.forward(branch)
@@ -162,23 +176,15 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
     def norm(name: str) -> Norm:
         return load_norm(loader, config, prefix + name)
 
-    mlp: GatedMlp | PlainMlp | MoeMlp
+    has_both = config.has_mixer(layer) and config.has_mlp(layer)
     moe = config.moe if config.moe is not None and layer in config.moe.layers else None
-    if moe is not None and not moe.beside_mlp:
-        mlp = load_moe_mlp(loader, config, moe, names, prefix)
-    elif config.gated_mlp:
-        gate_up = [prefix + name for name in names.gate_up]
-        size, bias = config.layer(layer).intermediate_size, config.mlp_bias
-        mlp = load_gated_mlp(loader, config, gate_up, prefix + names.down, size=size, bias=bias)
-    else:
-        mlp = load_plain_mlp(loader, config, names, prefix)
     attention_name, beside_name = names.norms.beside if config.parallel_norms else (names.norms.attention, None)
     mlp_norm: Norm | None = None
-    if not config.parallel_residual:
+    if not config.parallel_residual and has_both:
         mlp_norm = norm(names.norms.mlp) if config.input_norms else NoNorm()
     return DecoderLayer(
-        mixer=_load_mixer(loader, config, names, layer),
-        mlp=mlp,
+        mixer=_load_mixer(loader, config, names, layer) if config.has_mixer(layer) else None,
+        mlp=_load_mlp(loader, config, names, layer) if config.has_mlp(layer) else None,
         attention_norm=norm(attention_name) if config.input_norms else NoNorm(),
         attention_output_norm=norm(names.norms.attention_output) if config.sandwich_norms else None,
         mlp_norm=mlp_norm,
@@ -196,15 +202,38 @@ def _load_scale(loader: WeightLoader, name: str) -> Tensor:
     return loader.tensor(name, 1) if name in loader else loader.ones(1)
 
 
+def _load_mlp(
+    loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int
+) -> GatedMlp | PlainMlp | MoeMlp:
+    prefix = names.layer(layer)
+    if config.moe is not None and layer in config.moe.layers and not config.moe.beside_mlp:
+        return load_moe_mlp(loader, config, config.moe, names, prefix)
+    if not config.gated_mlp:
+        return load_plain_mlp(loader, config, names, prefix)
+    gate_up = [prefix + name for name in names.gate_up]
+    size, bias = config.layer(layer).intermediate_size, config.mlp_bias
+    return load_gated_mlp(loader, config, gate_up, prefix + names.down, size=size, bias=bias)
+
+
 def _load_mixer(loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int) -> Mixer:
     recurrent, prefix = config.recurrent_layers.get(layer), names.layer(layer)
     if recurrent is None and config.latent is not None:
         return load_latent_attention_block(loader, config, config.latent, prefix, layer)
     if recurrent is None:
         return load_attention_block(loader, config, names, prefix, layer)
-    prefix = f"{prefix}{names.recurrent}."
+    block = _load_recurrent(loader, config, recurrent, f"{prefix}{names.recurrent}.", layer)
+    if not config.recurrent_beside:
+        return block
+    return BesideBlock(load_attention_block(loader, config, names, prefix, layer), block)
+
+
+def _load_recurrent(
+    loader: WeightLoader, config: DecoderConfig, recurrent: RecurrentConfig, prefix: str, layer: int
+) -> RecurrentBlock:
     match recurrent:
         case ShortConvConfig():
             return load_short_conv_block(loader, config, recurrent, prefix, layer)
         case GatedDeltaConfig():
             return load_gated_delta_block(loader, config, recurrent, prefix, layer)
+        case Mamba2Config():
+            return load_mamba2_block(loader, config, recurrent, prefix, layer)

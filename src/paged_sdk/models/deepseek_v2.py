@@ -29,7 +29,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 
 
 def _read_moe(fields: ConfigFields, layers: range) -> MoeConfig:
-    """Read experts whose weights are a softmax over all of them: of a group, the largest counts."""
+    """Read experts whose weights are a softmax. The largest of a group counts; llama.cpp adds up the largest two."""
     method = fields.text("topk_method", _GREEDY)
     if method not in (_GREEDY, _LIMITED):
         raise fields.error("topk_method", f"{_GREEDY} or {_LIMITED}")
@@ -42,7 +42,7 @@ def _read_moe(fields: ConfigFields, layers: range) -> MoeConfig:
         fields = fields.updated(ConfigFields({"n_group": None, "topk_group": None}))
     # transformers' class does not read norm_topk_prob.
     return evolve(
-        read_grouped_moe(fields, layers=layers, group_score_size=1),
+        read_grouped_moe(fields, layers=layers, group_score_size=fields.positive("gguf_group_score_size", 1)),
         renormalize=False,
         sigmoid_scores=False,
         has_choice_bias=False,

@@ -308,6 +308,7 @@ def _native_layer(
         (up,) = _projections(mlp.up, many_rows=many_rows)
         (down,) = _projections(mlp.down, many_rows=many_rows)
     else:
+        assert mlp is not None, "why_not_fused() refuses layers of one part"
         gate, up = _projections(mlp.gate_up, many_rows=many_rows)
         (down,) = _projections(mlp.down, many_rows=many_rows)
     attention_norm, attention_norm_bias = _given(layer.attention_norm)

@@ -84,8 +84,7 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
         return "the ranks share no memory"
     config = model.config
     parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
-    reasons = (*(_unknown_setting(part) for part in parts), _unknown_kind(model))
-    if (reason := next((each for each in reasons if each is not None), None)) is not None:
+    if (reason := next(filter(None, map(_unknown_setting, parts)), None) or _unknown_kind(model)) is not None:
         return reason
     if config.activation not in ACTIVATIONS:
         return f"the native decoder has no activation {config.activation.value}"

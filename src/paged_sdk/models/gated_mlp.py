@@ -8,7 +8,7 @@ from typing import Final
 
 from torch import Tensor
 
-from paged_sdk.config.decoder import Activation, DecoderConfig
+from paged_sdk.config.decoder import Activation, BranchScales, DecoderConfig
 from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.activation import activation_function
@@ -27,20 +27,38 @@ class GatedMlp:
     """Computes ``down(activation(gate(x)) * up(x))``.
 
     :param gate_up: gate and up as one layer, with outputs in this order
+    :param gate_scale: multiplies the gate before the activation
+    :param output_scale: multiplies the output
     """
 
-    def __init__(self, *, gate_up: Linear, down: Linear, activation: Activation) -> None:
+    def __init__(
+        self,
+        *,
+        gate_up: Linear,
+        down: Linear,
+        activation: Activation,
+        gate_scale: float = 1.0,
+        output_scale: float = 1.0,
+    ) -> None:
         self.gate_up = gate_up
         self.down = down
         self.activation = activation
-        self._kernel = _KERNELS.get(activation)
+        self._gate_scale = gate_scale
+        self._output_scale = output_scale
+        self._kernel = _KERNELS.get(activation) if gate_scale == 1.0 else None
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Apply the MLP to ``[num_tokens, hidden_size]``, the tokens of a step."""
+        output = self.down.forward(self._inner(x, ctx), ctx)
+        return output if self._output_scale == 1.0 else output * self._output_scale
+
+    def _inner(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         if self._kernel is not None:
-            return self.down.forward(self.gate_up.forward_gated(x, self._kernel, ctx), ctx)
+            return self.gate_up.forward_gated(x, self._kernel, ctx)
         gate, up = self.gate_up.forward(x, ctx).chunk(2, dim=-1)
-        return self.down.forward(activation_function(self.activation)(gate) * up, ctx)
+        if self._gate_scale != 1.0:
+            gate = gate * self._gate_scale
+        return activation_function(self.activation)(gate) * up
 
 
 def load_gated_mlp(
@@ -54,7 +72,7 @@ def load_gated_mlp(
     :param bias: whether the projections have biases
     :raises CheckpointError: a tensor is missing or has another shape
     """
-    own = loader.shard.neurons(size)
+    own, scales = loader.shard.neurons(size), config.branch_scales or BranchScales()
     return GatedMlp(
         gate_up=loader.linear(
             gate_up,
@@ -71,4 +89,6 @@ def load_gated_mlp(
             cols=lambda shard: shard.neurons(size),
         ),
         activation=config.activation,
+        gate_scale=scales.gate,
+        output_scale=scales.mlp_output,
     )

@@ -37,6 +37,8 @@ def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
         layer, settings, shape = model.layers[index], config.ropes[index], config.layer(index)
         bias = torch.unflatten(_bias(layer.attention.qkv, model.dtype, places.layers[index]), 0, (-1, shape.head_dim))
         heads = bias[config.num_heads : config.num_heads + shape.num_kv_heads]
+        if config.branch_scales is not None:
+            heads = heads * config.branch_scales.key
         biases.append(side_by_side_to_halves(heads, settings.rotary_dim) if settings.interleaved else heads)
     return span_offsets(model, biases, max_model_len)
 

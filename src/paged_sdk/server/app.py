@@ -44,18 +44,19 @@ from paged_sdk.wire.forms import (
     Embeddings,
     Error,
     Health,
+    InputTokenCount,
     ModelForm,
     ModelList,
     RankedDocuments,
     TextCompletion,
     TokenCount,
 )
-from paged_sdk.wire.messages import COUNT_TOKENS, MESSAGES, read_messages
+from paged_sdk.wire.messages import COUNT_TOKENS, MESSAGES, read_count_tokens, read_messages
 from paged_sdk.wire.messages_forms import AnthropicError, MessageEvent, WholeMessage
 from paged_sdk.wire.models import model_card, model_list
 from paged_sdk.wire.problem import Problem
 from paged_sdk.wire.rerank import RERANK, read_rerank
-from paged_sdk.wire.responses import RESPONSES, read_responses
+from paged_sdk.wire.responses import INPUT_TOKENS, RESPONSES, read_input_tokens, read_responses
 from paged_sdk.wire.responses_forms import ResponseEvent, WholeResponse
 
 __all__ = ["ModelServer", "create_app"]
@@ -129,10 +130,15 @@ APIS: Final = (
         ),
     ),
 )
+RERANK_PATHS: Final = ("/v1/rerank", "/v2/rerank", "/rerank")
+"""Where clients of Jina's API, Cohere's second API and vLLM's look for it."""
 OTHERS: Final = (
     Operation(path="/v1/embeddings", summary="Embed texts.", body=EMBEDDING, answer=Embeddings),
-    Operation(
-        path="/v1/rerank", summary="Sort documents by their relevance to a query.", body=RERANK, answer=RankedDocuments
+    *(
+        Operation(
+            path=path, summary="Sort documents by their relevance to a query.", body=RERANK, answer=RankedDocuments
+        )
+        for path in RERANK_PATHS
     ),
     Operation(
         path="/v1/messages/count_tokens",
@@ -140,6 +146,12 @@ OTHERS: Final = (
         body=COUNT_TOKENS,
         answer=TokenCount,
         error=AnthropicError,
+    ),
+    Operation(
+        path="/v1/responses/input_tokens",
+        summary="Count the tokens of a response's input.",
+        body=INPUT_TOKENS,
+        answer=InputTokenCount,
     ),
     Operation(path="/v1/models", summary="List models and adapters.", answer=ModelList),
     Operation(
@@ -187,7 +199,7 @@ class ModelServer(Starlette):
         images = ImageUrls(settings.image_hosts, settings.max_body_bytes)
         answers = partial(Answers, models=models, metrics=metrics, settings=settings, images=images, drain=self.drain)
         embed_or_rank = partial(EmbedOrRankRoute, models=models, settings=settings, drain=self.drain)
-        counts = CountRoute(models=models, settings=settings, images=images, drain=self.drain)
+        counts = partial(CountRoute, models=models, settings=settings, images=images, drain=self.drain)
         adapters = AdapterRoutes(models=models, settings=settings, drain=self.drain)
         page = ChatPage()
         super().__init__(
@@ -205,8 +217,12 @@ class ModelServer(Starlette):
                     embed_or_rank(operation="embeddings", read=read_embedding).answer,
                     methods=["POST"],
                 ),
-                _Route("/v1/rerank", embed_or_rank(operation="rerank", read=read_rerank).answer, methods=["POST"]),
-                _Route("/v1/messages/count_tokens", counts.answer, methods=["POST"]),
+                *(
+                    _Route(path, embed_or_rank(operation="rerank", read=read_rerank).answer, methods=["POST"])
+                    for path in RERANK_PATHS
+                ),
+                _Route("/v1/messages/count_tokens", counts(read=read_count_tokens).answer, methods=["POST"]),
+                _Route("/v1/responses/input_tokens", counts(read=read_input_tokens).answer, methods=["POST"]),
                 _Route("/v1/models", self._list_models),
                 _Route("/v1/models/{model:path}", self._show_model),
                 _Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),

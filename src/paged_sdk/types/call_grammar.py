@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from attrs import frozen
 
-__all__ = ["CallGrammar", "JsonRule"]
+__all__ = ["CallGrammar", "JsonRule", "JsonSpacing"]
+
+JsonSpacing: TypeAlias = Literal["line", "free", "none"]
+"""The white space between the parts of JSON: single spaces; as in answers that are JSON; none."""
 
 
 @frozen
@@ -14,11 +19,15 @@ class JsonRule:
     :ivar name: the rule's name in the grammar
     :ivar label: names the JSON in errors
     :ivar schema: JSON text of its schema
+    :ivar spacing: the white space that is allowed
+    :ivar kind: the name of the constraint's kind in errors about the schema
     """
 
     name: str
     label: str
     schema: str
+    spacing: JsonSpacing = "line"
+    kind: str = "tools"
 
 
 @frozen

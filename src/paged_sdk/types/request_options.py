@@ -101,7 +101,8 @@ class RequestOptions:
     :ivar logits_processors: functions that change the logits before each token is chosen, in order
     :ivar prediction: the expected answer, which makes it faster without changing it
     :ivar adapter: the name of a loaded adapter to use; None: none
-    :ivar constraint: the language that all output has to be in
+    :ivar constraint: the language that all output has to be in; beside tools that may be called, a JSON schema is that
+        of answers without calls
     :ivar enable_thinking: passed to the chat template; None leaves the template's default
     :ivar reasoning_effort: passed to the chat template; None leaves the template's default
     :ivar thinking_budget: tokens after which reasoning is ended; None: no limit
@@ -166,6 +167,18 @@ class RequestOptions:
         """Return whether the model may answer freely, but its calls are constrained to their tools' schemas."""
         may_call = not self.forced_tools and self.constraint is None
         return may_call and any(tool.strict for tool in self.shown_tools)
+
+    @property
+    def may_call_or_answer(self) -> bool:
+        """Return whether the model either calls tools or answers in JSON of the constraint's schema."""
+        return self.constraint is not None and self.constraint.kind == "json_schema" and bool(self.shown_tools)
+
+    @property
+    def has_exact_calls(self) -> bool:
+        """Return whether the model is free to call tools or not, but not to write calls in another form than its
+        format's.
+        """
+        return self.is_strict or self.may_call_or_answer
 
     @property
     def constraint_kind(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, Required, TypedDict
+from typing import Annotated, Any, Final, Literal, Required, TypeAlias, TypedDict
 
 from attrs import field, frozen
 
@@ -15,15 +15,24 @@ from paged_sdk import (
     RequestBuilder,
 )
 from paged_sdk.wire.body import BodyReader, Bounds
+from paged_sdk.wire.cache_control import CacheControl
 from paged_sdk.wire.call import ChatCall, event
 from paged_sdk.wire.problem import Problem, openai_error
-from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling, top_n_logprobs
+from paged_sdk.wire.sampling import (
+    MAX_TOP_LOGPROBS,
+    SamplingFields,
+    constraint_of,
+    read_sampling,
+    top_n_logprobs,
+    with_answer_constraint,
+)
 from paged_sdk.wire.shown_calls import ShownCalls
 
 __all__ = [
     "CHAT_COMPLETION",
     "CacheOptions",
     "ChatCompletionCall",
+    "ImageDetail",
     "JsonObjectFormat",
     "StreamOptions",
     "TextFormat",
@@ -31,6 +40,9 @@ __all__ = [
     "includes_usage",
     "read_chat_completion",
 ]
+
+
+ImageDetail: TypeAlias = Literal["auto", "low", "high", "original"]
 
 
 class StreamOptions(TypedDict, total=False):
@@ -46,7 +58,7 @@ class JsonSchema(TypedDict, total=False):
     name: Required[str]
     schema: Required[dict[str, Any]]
     strict: Annotated[bool | None, "The schema is enforced either way."]
-    description: Annotated[Literal[""] | None, "say it in a message: the model is not told of the schema"]
+    description: Annotated[str | None, "Has no effect: the model is not told of the schema."]
 
 
 class TextFormat(TypedDict):
@@ -82,7 +94,7 @@ class NamedTool(TypedDict):
 
 
 class TextPart(TypedDict):
-    """Holds a text within a message."""
+    """Holds a text of a prediction."""
 
     type: Literal["text"]
     text: str
@@ -92,20 +104,29 @@ class ImageUrl(TypedDict, total=False):
     """Holds an image's URL."""
 
     url: Required[str]
-    detail: Annotated[Literal["auto"] | None, "images are seen as the model does"]
+    detail: Annotated[ImageDetail | None, "Has no effect: images are seen as the model does."]
 
 
-class ImagePart(TypedDict):
+class MessageText(TypedDict, total=False):
+    """Holds a text within a message."""
+
+    type: Required[Literal["text"]]
+    text: Required[str]
+    cache_control: Annotated[CacheControl | None, "Extension."]
+
+
+class MessageImage(TypedDict, total=False):
     """Holds an image within a message."""
 
-    type: Literal["image_url"]
-    image_url: ImageUrl
+    type: Required[Literal["image_url"]]
+    image_url: Required[ImageUrl]
+    cache_control: Annotated[CacheControl | None, "Extension."]
 
 
 class Parts(TypedDict):
     """Holds the parts of a message."""
 
-    content: list[TextPart | ImagePart]
+    content: list[MessageText | MessageImage]
 
 
 class PredictedContent(TypedDict):
@@ -253,11 +274,10 @@ def read_chat_completion(value: object) -> ChatCompletionCall:
         request = request.with_tools(tools or (), choice or "auto")
     constraint = _constraint(body)
     if constraint is not None:
-        if request.options.shown_tools:
-            allowed = 'a text beside tools that may be called: give tool_choice "none", or no tools'
-            name = _constraint_field(body)
-            raise InvalidRequestError.of(name, body.get(name), allowed)
-        request = request.with_constraint(constraint)
+        if request.options.shown_tools and constraint.kind != "json_schema":
+            allowed = 'a JSON schema beside tools that may be called: give tool_choice "none", or no tools'
+            raise InvalidRequestError.of("grammar", body.get("grammar"), allowed)
+        request = with_answer_constraint(request, constraint)
     prediction, salt = body.get("prediction"), body.get("cache_salt")
     if prediction is not None:
         request = request.with_prediction(prediction)
@@ -293,12 +313,21 @@ def _max_len(body: ChatCompletionBody) -> int | None:
     return old if new is None else new
 
 
-def _messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def _messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     for place, message in enumerate(messages):
         content = message.get("content")
         if isinstance(content, list):
             _PARTS.read({"content": content}, at=f"messages[{place}]")
-    return messages
+    return list(map(_with_reasoning, messages))
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message with its reasoning under the name that the SDK knows: some clients call it ``reasoning``."""
+    thought = message.get("reasoning")
+    if not isinstance(thought, str) or message.get("reasoning_content") not in (None, "", thought):
+        return message  # refused where it is parsed, if it has a value
+    rest = {name: value for name, value in message.items() if name != "reasoning"}
+    return {**rest, "reasoning_content": thought}
 
 
 def _continues_final_message(body: ChatCompletionBody) -> bool:

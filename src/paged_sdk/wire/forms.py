@@ -16,6 +16,7 @@ __all__ = [
     "Embeddings",
     "Error",
     "Health",
+    "InputTokenCount",
     "ModelForm",
     "ModelList",
     "TextCompletion",
@@ -249,6 +250,9 @@ class ModelForm(TypedDict):
     object: Literal["model"]
     created: int
     owned_by: str
+    type: Annotated[Literal["model"], "As in Anthropic's API."]
+    display_name: Annotated[str, "As in Anthropic's API."]
+    created_at: Annotated[str, "As in Anthropic's API: the time, in RFC 3339."]
     parent: Annotated[str | None, "Extension: the model that an adapter belongs to."]
     max_model_len: Annotated[int, "Extension: tokens of prompt and answer together."]
     input_modalities: Annotated[list[Literal["text", "image"]], "Extension: accepted input."]
@@ -262,6 +266,9 @@ class ModelList(TypedDict):
 
     object: Literal["list"]
     data: list[ModelForm]
+    first_id: Annotated[str | None, "As in Anthropic's API."]
+    last_id: Annotated[str | None, "As in Anthropic's API."]
+    has_more: Annotated[Literal[False], "As in Anthropic's API: all are listed."]
 
 
 class AdapterUnloaded(TypedDict):
@@ -276,6 +283,12 @@ class TokenCount(TypedDict):
     """Counts a conversation's tokens."""
 
     input_tokens: int
+
+
+class InputTokenCount(TokenCount):
+    """Counts the tokens of a response's input."""
+
+    object: Literal["response.input_tokens"]
 
 
 class Health(TypedDict):

@@ -17,6 +17,7 @@ from paged_sdk import (
 )
 from paged_sdk.wire.body import BodyReader
 from paged_sdk.wire.call import ChatCall
+from paged_sdk.wire.count_tokens import CountTokensCall
 from paged_sdk.wire.messages_answer import BlockWriter, message_of
 from paged_sdk.wire.messages_body import (
     AnyOrNoTool,
@@ -28,9 +29,9 @@ from paged_sdk.wire.messages_body import (
     Turn,
 )
 from paged_sdk.wire.messages_forms import WholeMessage
-from paged_sdk.wire.sampling import read_sampling
+from paged_sdk.wire.sampling import read_sampling, with_answer_constraint
 
-__all__ = ["COUNT_TOKENS", "MESSAGES", "CountTokensCall", "MessagesCall", "read_count_tokens", "read_messages"]
+__all__ = ["COUNT_TOKENS", "MESSAGES", "MessagesCall", "read_count_tokens", "read_messages"]
 
 MESSAGES: Final = BodyReader(MessagesBody)
 COUNT_TOKENS: Final = BodyReader(CountTokensBody)
@@ -52,14 +53,6 @@ class MessagesCall(ChatCall):
     def writer(self) -> BlockWriter:
         """Return a writer of the answer's events."""
         return BlockWriter(self.model, max_tokens=self.max_tokens, has_one_call=self.has_one_call)
-
-
-@frozen(kw_only=True)
-class CountTokensCall:
-    """Holds a parsed request to count a prompt's tokens."""
-
-    model: str
-    request: RequestBuilder
 
 
 def read_messages(value: object) -> MessagesCall:
@@ -118,10 +111,7 @@ def _request(body: ConversationBody) -> RequestBuilder:
     if tools or choice is not None:
         request = request.with_tools([_tool(tool) for tool in tools or ()], _choice(choice))
     if form is not None:
-        if request.options.shown_tools:
-            allowed = 'null beside tools that may be called: give tool_choice {"type": "none"}, or no tools'
-            raise InvalidRequestError.of("output_config.format", form, allowed)
-        request = request.with_constraint(Constraint.json_schema(form["schema"]))
+        request = with_answer_constraint(request, Constraint.json_schema(form["schema"]))
     return request
 
 

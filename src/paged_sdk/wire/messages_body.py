@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Required, TypedDict
 
 from paged_sdk.wire.body import Bounds
+from paged_sdk.wire.cache_control import CacheControl
 
 __all__ = [
     "AnyOrNoTool",
@@ -15,13 +16,6 @@ __all__ = [
     "ToolDefinition",
     "Turn",
 ]
-
-
-class CacheControl(TypedDict, total=False):
-    """Marks the end of a prefix to cache. It has no effect: every prefix is cached."""
-
-    type: Required[Literal["ephemeral"]]
-    ttl: Annotated[Literal["5m"] | None, "prefixes are kept while there is room"]
 
 
 class TextBlock(TypedDict, total=False):
@@ -176,6 +170,19 @@ class Metadata(TypedDict, total=False):
     user_id: Annotated[str | None, "A label for the server's log."]
 
 
+class KeptThinking(TypedDict):
+    """Keeps the reasoning of all turns."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Annotated[Literal["all"], "nothing is taken out of the conversation"]
+
+
+class ContextManagement(TypedDict, total=False):
+    """Sets what is taken out of the conversation: nothing."""
+
+    edits: list[KeptThinking] | None
+
+
 class ConversationBody(TypedDict, total=False):
     """Describes the fields that make up the prompt."""
 
@@ -192,6 +199,8 @@ class ConversationBody(TypedDict, total=False):
     speed: Annotated[Literal["standard"] | None, "there is one speed"]
     user_profile_id: Annotated[None, "say it as metadata.user_id"]
     workspace_id: Annotated[None, "there are no workspaces"]
+    thread: Annotated[None, "no conversations are kept: send all of its messages"]
+    context_management: ContextManagement | None
 
 
 class CountTokensBody(ConversationBody, total=False):

@@ -45,7 +45,6 @@ class TextAnswer(TypedDict):
 
     type: Literal["text"]
     text: str
-    citations: None
 
 
 class ThinkingAnswer(TypedDict):

@@ -1,8 +1,9 @@
-"""Writes OpenAI's list of models."""
+"""Writes the list of models, in a form that is OpenAI's and Anthropic's at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Literal
 
 from attrs import frozen
@@ -34,7 +35,7 @@ class ModelCard:
 
 
 def model_card(card: ModelCard) -> ModelForm:
-    """Return a model in the form of OpenAI's API; the fields after ``owned_by`` are extensions."""
+    """Return a model in the form of both APIs; the fields after ``created_at`` are extensions."""
     outputs: list[Literal["text", "embedding", "rank"]] = ["text"] if card.generates_text else []
     outputs += ["rank"] if card.ranks_texts else []
     return {
@@ -42,6 +43,9 @@ def model_card(card: ModelCard) -> ModelForm:
         "object": "model",
         "created": card.created,
         "owned_by": "paged_sdk",
+        "type": "model",
+        "display_name": card.id,
+        "created_at": datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z"),
         "parent": card.parent,
         "max_model_len": card.max_model_len,
         "input_modalities": ["text", "image"] if card.takes_images else ["text"],
@@ -50,5 +54,7 @@ def model_card(card: ModelCard) -> ModelForm:
 
 
 def model_list(cards: Iterable[ModelCard]) -> ModelList:
-    """Return OpenAI's list of models."""
-    return {"object": "list", "data": [model_card(card) for card in cards]}
+    """Return the list of models."""
+    data = [model_card(card) for card in cards]
+    ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": data, "first_id": ends[0], "last_id": ends[1], "has_more": False}

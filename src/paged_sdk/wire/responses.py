@@ -19,14 +19,23 @@ from paged_sdk import (
 )
 from paged_sdk.wire.body import BodyReader
 from paged_sdk.wire.call import ChatCall
+from paged_sdk.wire.count_tokens import CountTokensCall
 from paged_sdk.wire.responses_answer import ItemWriter, response_of
-from paged_sdk.wire.responses_body import FunctionTool, NamedFunction, ResponsesBody, TextConfig
+from paged_sdk.wire.responses_body import (
+    FunctionTool,
+    InputBody,
+    InputTokensBody,
+    NamedFunction,
+    ResponsesBody,
+    TextConfig,
+)
 from paged_sdk.wire.responses_forms import RepeatedFields, WholeResponse
-from paged_sdk.wire.sampling import read_sampling
+from paged_sdk.wire.sampling import read_sampling, with_answer_constraint
 
-__all__ = ["RESPONSES", "ResponsesCall", "read_responses"]
+__all__ = ["INPUT_TOKENS", "RESPONSES", "ResponsesCall", "read_input_tokens", "read_responses"]
 
 RESPONSES: Final = BodyReader(ResponsesBody)
+INPUT_TOKENS: Final = BodyReader(InputTokensBody)
 LOGPROBS: Final = "message.output_text.logprobs"
 
 
@@ -71,7 +80,28 @@ def read_responses(value: object) -> ResponsesCall:
         max_len=body.get("max_output_tokens"),
         top_n=_top_n(body),
     )
-    request = RequestBuilder.from_messages(_conversation(body)).with_sampling(sampling)
+    request = _request(body).with_sampling(sampling)
+    return ResponsesCall(
+        model=body["model"],
+        request=request,
+        repeated=_repeated(body),
+        is_streamed=is_streamed,
+        has_one_call=body.get("parallel_tool_calls") is False,
+        label=body.get("safety_identifier") or body.get("user"),
+    )
+
+
+def read_input_tokens(value: object) -> CountTokensCall:
+    """Parse a body of ``input_tokens``.
+
+    :raises PagedError: the body is malformed, or asks for something unsupported
+    """
+    body = INPUT_TOKENS.read(value)
+    return CountTokensCall(model=body["model"], request=_request(body), fields={"object": "response.input_tokens"})
+
+
+def _request(body: InputBody) -> RequestBuilder:
+    request = RequestBuilder.from_messages(_conversation(body))
     effort = (body.get("reasoning") or {}).get("effort")
     if effort == "none":
         request = request.with_enable_thinking(False)
@@ -82,20 +112,8 @@ def read_responses(value: object) -> ResponsesCall:
         request = request.with_tools([_tool(tool) for tool in tools or ()], _choice(choice))
     constraint = _constraint(body.get("text") or {})
     if constraint is not None:
-        if request.options.shown_tools:
-            allowed = 'a text beside tools that may be called: give tool_choice "none", or no tools'
-            raise InvalidRequestError.of("text.format", body["text"], allowed)
-        request = request.with_constraint(constraint)
-    if body.get("truncation") == "auto":
-        request = request.with_truncation()
-    return ResponsesCall(
-        model=body["model"],
-        request=request,
-        repeated=_repeated(body),
-        is_streamed=is_streamed,
-        has_one_call=body.get("parallel_tool_calls") is False,
-        label=body.get("safety_identifier") or body.get("user"),
-    )
+        request = with_answer_constraint(request, constraint)
+    return request.with_truncation() if body.get("truncation") == "auto" else request
 
 
 def _repeated(body: ResponsesBody) -> RepeatedFields:
@@ -130,7 +148,7 @@ def _repeated(body: ResponsesBody) -> RepeatedFields:
             {"description": None, "parameters": None, "strict": False, **tool} for tool in body.get("tools") or ()
         ],
         "service_tier": "default",
-        "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
+        "reasoning": {name: (body.get("reasoning") or {}).get(name) for name in ("effort", "summary")},
         "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
     }
     return cast(RepeatedFields, repeated)
@@ -163,7 +181,7 @@ def _choice(choice: Literal["auto", "none", "required"] | NamedFunction | None) 
     return {"type": "function", "function": {"name": choice["name"]}}
 
 
-def _conversation(body: ResponsesBody) -> list[Message]:
+def _conversation(body: InputBody) -> list[Message]:
     messages = _Messages()
     instructions, given = body.get("instructions"), body["input"]
     if instructions:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from paged_sdk import ChatCompletionChunkResponse, ChatCompletionResponse, ChunkChoice, Logprobs, ToolCallDelta
 from paged_sdk.wire.call import event
 from paged_sdk.wire.problem import Problem, responses_problem
-from paged_sdk.wire.responses_body import ReasoningText, Status
+from paged_sdk.wire.responses_body import Status
 from paged_sdk.wire.responses_forms import (
     CallItem,
     Item,
     MessageItem,
     RepeatedFields,
     ResponseUsage,
-    TextOutput,
     ThoughtItem,
     WholeResponse,
 )
@@ -95,18 +94,14 @@ def _logprobs(logprobs: Logprobs | None) -> list[Any]:
     return [] if logprobs is None else [token.to_dict() for token in logprobs.content]
 
 
-def _reasoning(item_id: str, text: str, status: Status) -> ThoughtItem:
-    content: list[ReasoningText] = [{"type": "reasoning_text", "text": text}] if text else []
-    return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
+def _reasoning(item_id: str) -> ThoughtItem:
+    """Return an empty item of reasoning, in progress."""
+    return {"id": item_id, "type": "reasoning", "summary": [], "content": [], "status": "in_progress"}
 
 
-def _text_part(text: str, logprobs: list[Any]) -> TextOutput:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def _message(item_id: str, text: str, logprobs: list[Any], status: Status) -> MessageItem:
-    content = [_text_part(text, logprobs)]
-    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+def _message(item_id: str) -> MessageItem:
+    """Return an empty message, in progress."""
+    return {"id": item_id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
 
 
 def _call(call_id: str, name: str, arguments: str, status: Status) -> CallItem:
@@ -120,27 +115,53 @@ def _call(call_id: str, name: str, arguments: str, status: Status) -> CallItem:
     }
 
 
+@frozen
+class _TextKind:
+    """Describes how text is written that is the one part of an item.
+
+    :ivar part: the part's type
+    :ivar of_text: prefix of the names of events that add text
+    :ivar of_part: prefix of the names of events that start and end the part
+    :ivar holder: the item's field that holds the part
+    :ivar index: the events' field that holds the part's index
+    """
+
+    part: Literal["output_text", "reasoning_text", "summary_text"]
+    of_text: str
+    of_part: str = "response.content_part"
+    holder: str = "content"
+    index: str = "content_index"
+
+
+_TEXT: Final = _TextKind("output_text", "response.output_text")
+_REASONING: Final = _TextKind("reasoning_text", "response.reasoning_text")
+_SUMMARY: Final = _TextKind(
+    "summary_text",
+    "response.reasoning_summary_text",
+    of_part="response.reasoning_summary_part",
+    holder="summary",
+    index="summary_index",
+)
+
+
 @define
 class _OpenItem:
     """Holds an item whose end has not been written.
 
+    :ivar kind: how its text is written; None: a call
     :ivar place: index among the items
     :ivar item: the item's form in its first event
-    :ivar call: index among the answer's calls; None: not a call
+    :ivar call: index among the answer's calls, of a call
     :ivar pieces: the text or arguments so far
     :ivar logprobs: logprobs of a message's tokens so far
     """
 
-    kind: str
+    kind: _TextKind | None
     place: int
     item: Any
     call: int | None = None
     pieces: list[str] = field(factory=list)
     logprobs: list[dict[str, Any]] = field(factory=list)
-
-    @property
-    def is_call(self) -> bool:
-        return self.call is not None
 
 
 class ItemWriter:
@@ -155,6 +176,7 @@ class ItemWriter:
 
     def __init__(self, repeated: RepeatedFields, *, has_one_call: bool = False) -> None:
         self._repeated = repeated
+        self._reasoning = _REASONING if repeated["reasoning"]["summary"] is None else _SUMMARY
         self._calls = ShownCalls(has_one_call=has_one_call)
         self._sequence_number = 0
         self._answer: ChatCompletionResponse | None = None
@@ -183,7 +205,7 @@ class ItemWriter:
 
     def end(self, answer: ChatCompletionResponse) -> str:
         """Write the events that end all items, and the whole response."""
-        events = [] if self._items else self._open("message")
+        events = [] if self._items else self._open(_TEXT)
         status = _status(answer)
         events += self._end_all(status)
         events.append(self._event(f"response.{status}", response=_whole(answer, self._repeated, self._items)))
@@ -203,13 +225,13 @@ class ItemWriter:
         events, delta = [], piece.delta
         self._whole_calls.update(call.index for call in delta.tool_calls)
         if delta.reasoning_content:
-            events += self._open("reasoning")
-            events.append(self._add("response.reasoning_text.delta", delta.reasoning_content))
+            events += self._open(self._reasoning)
+            events.append(self._add(self._reasoning, delta.reasoning_content))
         if delta.content:
-            events += self._open("message")
+            events += self._open(_TEXT)
             logprobs = _logprobs(piece.content_logprobs)
             self._open_item.logprobs += logprobs
-            events.append(self._add("response.output_text.delta", delta.content, logprobs=logprobs))
+            events.append(self._add(_TEXT, delta.content, logprobs=logprobs))
         for call in self._calls.shown(delta):
             if call.id is not None:
                 events += self._open_call(call.index, _call(call.id, call.name or "", "", "in_progress"))
@@ -227,38 +249,37 @@ class ItemWriter:
         assert self._last is not None, "something is added to an item that has begun"
         return self._last
 
-    def _open(self, kind: Literal["reasoning", "message"]) -> list[str]:
+    def _open(self, kind: _TextKind) -> list[str]:
         """Return the events that start a message or reasoning; none if one of this kind is open."""
         if self._last is not None and self._last.kind == kind:
             return []
         events = self._end_all()
         place = len(self._items)
-        if kind == "reasoning":
-            item: Any = _reasoning(_id(self._answer_so_far, "rs", place), "", "in_progress")
+        if kind is _TEXT:
+            item: Any = _message(_id(self._answer_so_far, "msg", place))
         else:
-            item = {**_message(_id(self._answer_so_far, "msg", place), "", [], "in_progress"), "content": []}
+            item = _reasoning(_id(self._answer_so_far, "rs", place))
         events.append(self._add_item(_OpenItem(kind, place, item)))
-        part = _part(kind, "", [])
-        return [*events, self._of_item(self._open_item, "response.content_part.added", content_index=0, part=part)]
+        return [*events, self._of_part(self._open_item, kind, f"{kind.of_part}.added", part=_part(kind, "", []))]
 
     def _open_call(self, index: int, item: CallItem) -> list[str]:
         """Return the events that start a call."""
         events = []
-        if self._last is not None and self._last.is_call and self._last.call not in self._whole_calls:
+        if self._last is not None and self._last.kind is None and self._last.call not in self._whole_calls:
             self._unsure.append(self._last)
         else:
             events += self._end_all()
-        return [*events, self._add_item(_OpenItem("function_call", len(self._items), item, index))]
+        return [*events, self._add_item(_OpenItem(None, len(self._items), item, index))]
 
     def _add_item(self, item: _OpenItem) -> str:
         self._last = item
         self._items.append(None)
         return self._event("response.output_item.added", output_index=item.place, item=item.item)
 
-    def _add(self, name: str, text: str, **fields: Any) -> str:
+    def _add(self, kind: _TextKind, text: str, **fields: Any) -> str:
         """Write text that is appended to the open message or reasoning."""
         self._open_item.pieces.append(text)
-        return self._of_item(self._open_item, name, content_index=0, delta=text, **fields)
+        return self._of_part(self._open_item, kind, f"{kind.of_text}.delta", delta=text, **fields)
 
     def _add_arguments(self, call: ToolCallDelta) -> str:
         item = next(each for each in (self._open_item, *self._unsure) if each.call == call.index)
@@ -278,7 +299,7 @@ class ItemWriter:
         """
         events = self._end_known()
         for item in (*self._unsure, self._last):
-            if item is not None and item.is_call:
+            if item is not None and item.kind is None:
                 events += self._end(item, "completed" if item.call in self._whole_calls else "incomplete")
             elif item is not None:
                 events += self._end(item, status)
@@ -286,24 +307,24 @@ class ItemWriter:
         return events
 
     def _end(self, item: _OpenItem, status: Status) -> list[str]:
-        text = "".join(item.pieces)
-        if item.is_call:
+        text, kind = "".join(item.pieces), item.kind
+        if kind is None:
             ended = {**item.item, "arguments": text, "status": status}
             done = "response.function_call_arguments.done"
             events = [self._of_item(item, done, name=ended["name"], arguments=text)]
         else:
-            done = "response.reasoning_text.done"
-            fields: dict[str, Any] = {"text": text}
-            if item.kind == "message":
-                done, fields["logprobs"] = "response.output_text.done", item.logprobs
-            part = _part(item.kind, text, item.logprobs)
-            ended = {**item.item, "content": [part], "status": status}
+            logprobs = {"logprobs": item.logprobs} if kind is _TEXT else {}
+            part = _part(kind, text, item.logprobs)
+            ended = {**item.item, kind.holder: [part], "status": status}
             events = [
-                self._of_item(item, done, content_index=0, **fields),
-                self._of_item(item, "response.content_part.done", content_index=0, part=part),
+                self._of_part(item, kind, f"{kind.of_text}.done", text=text, **logprobs),
+                self._of_part(item, kind, f"{kind.of_part}.done", part=part),
             ]
         self._items[item.place] = ended
         return [*events, self._event("response.output_item.done", output_index=item.place, item=ended)]
+
+    def _of_part(self, item: _OpenItem, kind: _TextKind, name: str, /, **fields: Any) -> str:
+        return self._of_item(item, name, **{kind.index: 0}, **fields)
 
     def _of_item(self, item: _OpenItem, kind: str, /, **fields: Any) -> str:
         return self._event(kind, item_id=item.item["id"], output_index=item.place, **fields)
@@ -313,5 +334,7 @@ class ItemWriter:
         return event({"type": kind, "sequence_number": self._sequence_number - 1, **fields}, kind)
 
 
-def _part(kind: str, text: str, logprobs: list[Any]) -> TextOutput | ReasoningText:
-    return {"type": "reasoning_text", "text": text} if kind == "reasoning" else _text_part(text, logprobs)
+def _part(kind: _TextKind, text: str, logprobs: list[Any]) -> dict[str, Any]:
+    """Return a part of an item: a ``TextOutput``, ``ReasoningText`` or ``SummaryText``."""
+    more = {"annotations": [], "logprobs": logprobs} if kind is _TEXT else {}
+    return {"type": kind.part, "text": text, **more}

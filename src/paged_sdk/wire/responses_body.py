@@ -5,19 +5,25 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Required, TypeAlias, TypedDict
 
 from paged_sdk.wire.body import Bounds
-from paged_sdk.wire.chat_completions import CacheOptions, JsonObjectFormat, TextFormat
+from paged_sdk.wire.chat_completions import CacheOptions, ImageDetail, JsonObjectFormat, TextFormat
 from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS
 
 __all__ = [
     "FunctionTool",
+    "InputBody",
+    "InputTokensBody",
     "JsonSchemaText",
     "NamedFunction",
     "ReasoningText",
     "ResponsesBody",
     "Status",
+    "Summary",
+    "SummaryText",
     "TextConfig",
 ]
 
+Included: TypeAlias = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+Summary: TypeAlias = Literal["auto", "concise", "detailed"]
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -33,7 +39,7 @@ class InputImage(TypedDict, total=False):
 
     type: Required[Literal["input_image"]]
     image_url: Required[Annotated[str, "A data: URL, or an address where the server fetches images."]]
-    detail: Annotated[Literal["auto"] | None, "images are seen as the model does"]
+    detail: Annotated[ImageDetail | None, "Has no effect: images are seen as the model does."]
     file_id: Annotated[None, "no files are kept"]
 
 
@@ -138,7 +144,7 @@ class JsonSchemaText(TypedDict, total=False):
     name: Required[str]
     schema: Required[dict[str, Any]]
     strict: Annotated[bool | None, "The schema is enforced either way."]
-    description: Annotated[Literal[""] | None, "say it in a message: the model is not told of the schema"]
+    description: Annotated[str | None, "Has no effect: the model is not told of the schema."]
 
 
 class TextConfig(TypedDict, total=False):
@@ -152,8 +158,8 @@ class ReasoningConfig(TypedDict, total=False):
     """Sets how the model reasons."""
 
     effort: Annotated[str | None, "Passed to the chat template as reasoning_effort; none: no reasoning."]
-    summary: Annotated[None, "thoughts come in full"]
-    generate_summary: Annotated[None, "thoughts come in full"]
+    summary: Annotated[Summary | None, "Reasoning is returned as a summary, which holds all of it."]
+    generate_summary: Annotated[None, "use summary"]
     context: Annotated[Literal["auto"] | None, "the chat template says which thoughts the model sees again"]
     mode: Annotated[Literal["standard"] | None, "there is one mode"]
 
@@ -164,8 +170,8 @@ class ResponseStreamOptions(TypedDict, total=False):
     include_obfuscation: Annotated[Literal[False] | None, "there is none"]
 
 
-class ResponsesBody(TypedDict, total=False):
-    """Describes the body of ``/v1/responses``."""
+class InputBody(TypedDict, total=False):
+    """Describes the fields that make up the prompt."""
 
     model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     input: Required[
@@ -176,15 +182,6 @@ class ResponsesBody(TypedDict, total=False):
         ]
     ]
     instructions: Annotated[str | None, "Instructions before the conversation."]
-    stream: Annotated[bool | None, "Whether to stream the answer."]
-    stream_options: ResponseStreamOptions | None
-    max_output_tokens: Annotated[int | None, Bounds(1), "Maximum number of tokens to generate, reasoning included."]
-    temperature: Annotated[float | None, Bounds(0), "Divides the logits; 0 takes the likeliest token."]
-    top_p: Annotated[float | None, Bounds(0, 1), "Keep the likeliest tokens that together reach p."]
-    include: Annotated[list[Literal["message.output_text.logprobs"]] | None, "Additional output."]
-    top_logprobs: Annotated[
-        int | None, Bounds(0, MAX_TOP_LOGPROBS), "How many of the likeliest tokens to return with each."
-    ]
     text: TextConfig | None
     reasoning: ReasoningConfig | None
     tools: Annotated[list[FunctionTool] | None, "Functions that the model may call."]
@@ -193,7 +190,32 @@ class ResponsesBody(TypedDict, total=False):
     ]
     parallel_tool_calls: Annotated[bool | None, "False: at most one call."]
     truncation: Annotated[Literal["auto", "disabled"] | None, "auto: cut a conversation that is too long at its front."]
+    previous_response_id: Annotated[None, "no responses are stored: send the whole conversation as input"]
+    conversation: Annotated[None, "no conversations are stored: send the whole conversation as input"]
+
+
+class InputTokensBody(InputBody, total=False):
+    """Describes the body of ``/v1/responses/input_tokens``."""
+
+    personality: Annotated[None, "say it in the instructions"]
+
+
+class ResponsesBody(InputBody, total=False):
+    """Describes the body of ``/v1/responses``."""
+
+    stream: Annotated[bool | None, "Whether to stream the answer."]
+    stream_options: ResponseStreamOptions | None
+    max_output_tokens: Annotated[int | None, Bounds(1), "Maximum number of tokens to generate, reasoning included."]
+    temperature: Annotated[float | None, Bounds(0), "Divides the logits; 0 takes the likeliest token."]
+    top_p: Annotated[float | None, Bounds(0, 1), "Keep the likeliest tokens that together reach p."]
+    include: Annotated[
+        list[Included] | None, "Logprobs. Reasoning is never encrypted: its items hold it, to be sent back as they are."
+    ]
+    top_logprobs: Annotated[
+        int | None, Bounds(0, MAX_TOP_LOGPROBS), "How many of the likeliest tokens to return with each."
+    ]
     metadata: Annotated[dict[str, str] | None, "Returned with the response, and not stored."]
+    client_metadata: Annotated[dict[str, str] | None, "Labels of the client's own, which have no effect."]
     user: Annotated[str | None, "A label for the end user, for the server's log."]
     safety_identifier: Annotated[str | None, "A label for the end user, for the server's log."]
     prompt_cache_key: Annotated[str | None, "A group of similar prompts; all groups share one cache."]
@@ -201,8 +223,6 @@ class ResponsesBody(TypedDict, total=False):
     prompt_cache_retention: Annotated[Literal["in_memory"] | None, "prefixes are kept in memory"]
     service_tier: Annotated[Literal["auto", "default"] | None, "there is one tier"]
     store: Annotated[Literal[False] | None, "no responses are stored"]
-    previous_response_id: Annotated[None, "no responses are stored: send the whole conversation as input"]
-    conversation: Annotated[None, "no conversations are stored: send the whole conversation as input"]
     background: Annotated[Literal[False] | None, "no responses are stored"]
     background_options: Annotated[None, "no responses are stored"]
     prompt: Annotated[None, "no prompts are stored"]

@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 from paged_sdk.wire.chat_completions import JsonObjectFormat, TextFormat
 from paged_sdk.wire.forms import TokenForm
-from paged_sdk.wire.responses_body import FunctionTool, JsonSchemaText, NamedFunction, ReasoningText, Status
+from paged_sdk.wire.responses_body import (
+    FunctionTool,
+    JsonSchemaText,
+    NamedFunction,
+    ReasoningText,
+    Status,
+    Summary,
+    SummaryText,
+)
 
 __all__ = ["CallItem", "Item", "MessageItem", "ResponseEvent", "ThoughtItem", "WholeResponse"]
 
@@ -37,8 +45,8 @@ class ThoughtItem(TypedDict):
 
     id: str
     type: Literal["reasoning"]
-    summary: list[Any]
-    content: list[ReasoningText]
+    summary: Annotated[list[SummaryText], "All of the reasoning, if a summary was asked for."]
+    content: Annotated[list[ReasoningText], "All of the reasoning, otherwise."]
     status: Status
 
 
@@ -96,7 +104,7 @@ class RepeatedReasoning(TypedDict):
     """Repeats the request's settings of reasoning."""
 
     effort: str | None
-    summary: None
+    summary: Summary | None
 
 
 class RepeatedText(TypedDict):
@@ -224,6 +232,33 @@ class ThoughtDone(WithinItem):
     text: str
 
 
+class WithinSummary(WithinItem):
+    """Describes an event of a summary of reasoning."""
+
+    summary_index: int
+
+
+class OfSummary(WithinSummary):
+    """Starts or ends a summary."""
+
+    type: Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"]
+    part: SummaryText
+
+
+class SummaryAdded(WithinSummary):
+    """Adds to a summary."""
+
+    type: Literal["response.reasoning_summary_text.delta"]
+    delta: str
+
+
+class SummaryDone(WithinSummary):
+    """Ends the text of a summary."""
+
+    type: Literal["response.reasoning_summary_text.done"]
+    text: str
+
+
 class ArgumentsAdded(WithinItem):
     """Adds to a call's arguments."""
 
@@ -240,6 +275,17 @@ class ArgumentsDone(WithinItem):
 
 
 ResponseEvent: TypeAlias = (
-    OfResponse | OfItem | OfPart | TextAdded | TextDone | ThoughtAdded | ThoughtDone | ArgumentsAdded | ArgumentsDone
+    OfResponse
+    | OfItem
+    | OfPart
+    | TextAdded
+    | TextDone
+    | ThoughtAdded
+    | ThoughtDone
+    | OfSummary
+    | SummaryAdded
+    | SummaryDone
+    | ArgumentsAdded
+    | ArgumentsDone
 )
 """An event of a stream."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypedDict
 
-from paged_sdk import Constraint, ConstraintError, DryParams, InvalidRequestError, SamplingParams
+from paged_sdk import (
+    Constraint,
+    ConstraintError,
+    DryParams,
+    InvalidRequestError,
+    RequestBuilder,
+    SamplingParams,
+)
 from paged_sdk.wire.body import Bounds
 
 __all__ = [
@@ -17,6 +24,7 @@ __all__ = [
     "dry_params",
     "read_sampling",
     "top_n_logprobs",
+    "with_answer_constraint",
 ]
 
 MAX_TOP_LOGPROBS: Final = 20
@@ -172,6 +180,13 @@ def constraint_of(kind: str, source: str | Mapping[str, Any], *, field: str) -> 
         return makes[kind](source)
     except ConstraintError as error:
         raise InvalidRequestError(str(error), field="grammar", value=source) from error
+
+
+def with_answer_constraint(request: RequestBuilder, constraint: Constraint) -> RequestBuilder:
+    """Return a request with a constraint on its answer. Where the model has to call a tool, there is no other answer
+    that it could apply to.
+    """
+    return request if request.options.forced_tools else request.with_constraint(constraint)
 
 
 def _logits_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:

@@ -36,6 +36,7 @@ from paged_sdk.weights.gguf.config import must_be_model
 from paged_sdk.weights.gguf.config_export import config_metadata, global_rope
 from paged_sdk.weights.gguf.export import GgufMatrix, gguf_tensors
 from paged_sdk.weights.gguf.file import GgufFile, open_gguf, tensors_of_parts
+from paged_sdk.weights.gguf.mamba import with_factors_in_weights
 from paged_sdk.weights.gguf.mixtures import PLAIN_TYPES, ModelShape, file_type, tensor_types
 from paged_sdk.weights.gguf.source import GgufSource
 from paged_sdk.weights.gguf.tensor import GgufTensor, stored_matrix
@@ -346,6 +347,7 @@ def _check_written_file(config: DecoderConfig, path: Path) -> None:
         read = read_config(source.config)
     finally:
         source.close()
+    config = with_factors_in_weights(config)
     has_windows = config.sandwich_norms  # of these families, llama.cpp has windows only for Gemma
     for field in fields(DecoderConfig):
         own, other = getattr(config, field.name), getattr(read, field.name)

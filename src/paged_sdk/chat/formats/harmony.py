@@ -48,6 +48,17 @@ class _Harmony(AnswerFormat):
         call = writer.calls(self.call_form(writer, tools), most=1)
         return f"({message} {writer.text(f'<|end|>{_START}assistant')})* {writer.any_of((message, call))}"
 
+    @property
+    def either(self) -> AnswerFormat:
+        return self
+
+    def calls_or(self, writer: GrammarWriter, tools: ToolSchemas, answer: str) -> str:
+        text = writer.text_without(self.marks)
+        thought = writer.rule(f"{writer.text(f'{_CHANNEL}analysis{_MESSAGE}')} {text}?")
+        call = writer.calls(self.call_form(writer, tools), most=1)
+        final = f"{writer.text(f'{_CHANNEL}final <|constrain|>json{_MESSAGE}')} {answer}"
+        return f"({thought} {writer.text(f'<|end|>{_START}assistant')})* {writer.any_of((call, final))}"
+
     def read(self, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[None]:
         # The prompt ends within the header of a message, so the answer may begin with the recipient, before any mark.
         position = reader.position

@@ -21,6 +21,7 @@ from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
 from paged_sdk.chat.json_stream import JsonCallsWatch
 from paged_sdk.chat.python_calls import PythonCalls, python_form
 from paged_sdk.chat.text_reader import Steps, TextReader
+from paged_sdk.errors import ConstraintError
 
 __all__ = ["FORMAT"]
 
@@ -56,6 +57,16 @@ class _Llama(MarkedCalls):
         if self.is_python:
             return CallForm(opening="[", call=python_form(writer, tools), separator=", ", closing="]")
         return CallForm(call=json_form(writer, tools, lambda name: f'{{"name": "{name}", "parameters": ', "}"))
+
+    def calls_or(self, writer: GrammarWriter, tools: ToolSchemas, answer: str) -> str:
+        if not self.is_python:
+            # llguidance takes the longest beginning of a call for one, and does not go back where it is no call.
+            raise ConstraintError(
+                "the model writes calls as JSON, which a grammar cannot tell from an answer in JSON: give tool_choice "
+                '"required" or "none"',
+                kind="json_schema",
+            )
+        return super().calls_or(writer, tools, answer)
 
     def calls(
         self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas

@@ -28,7 +28,7 @@ from paged_sdk.kernels.native.structures import (
     Ranks,
     Rows,
 )
-from paged_sdk.kernels.native.structures_recurrent import GatedDelta, ShortConv
+from paged_sdk.kernels.native.structures_recurrent import GatedDelta, Mamba2, ShortConv
 from paged_sdk.logs import get_logger
 from paged_sdk.system.processors import usable_processors
 
@@ -135,6 +135,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_argmax.argtypes = (c_int32, POINTER(Argmax))
     functions.paged_short_conv.argtypes = (c_int32, POINTER(ShortConv))
     functions.paged_gated_delta.argtypes = (c_int32, POINTER(GatedDelta))
+    functions.paged_mamba2.argtypes = (c_int32, POINTER(Mamba2))
     functions.paged_ranks_bytes.argtypes = (c_int32, c_int64)
     functions.paged_ranks_bytes.restype = c_int64
     functions.paged_ranks_sum.argtypes = (POINTER(Ranks), c_void_p, c_int64)

@@ -16,13 +16,14 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import check_matrix, float_vector, pointer
 from paged_sdk.kernels.native.structures import WEIGHT_DTYPES
-from paged_sdk.kernels.native.structures_recurrent import GatedDelta, RecurrentTokens, ShortConv
+from paged_sdk.kernels.native.structures_recurrent import GatedDelta, Mamba2, RecurrentTokens, ShortConv
 
-__all__ = ["NativeGatedDelta", "NativeRecurrentRows", "NativeShortConv"]
+__all__ = ["NativeGatedDelta", "NativeMamba2", "NativeRecurrentRows", "NativeShortConv"]
 
 _WIDTH: Final = 16
 _MOST_TAPS: Final = 8
 _MOST_DIM: Final = 256
+_STATE_ROWS: Final = 4
 
 
 class NativeRecurrentRows:
@@ -169,6 +170,84 @@ class NativeGatedDelta:
         args.pool, args.out = pool.data_ptr(), out.data_ptr()
         args.dtype, args.num_threads = WEIGHT_DTYPES[inputs.dtype], rows.workspace.num_threads
         library.functions.paged_gated_delta(library.level, byref(args))
+        return out
+
+
+class NativeMamba2:
+    """Computes Mamba-2's selective state space, and its output's skip connection, gates and norm.
+
+    :param state_size: size of B and C, of which each of ``num_groups`` groups of heads has its own
+    :param rate: ``[num_heads]``: each head's rate of decay
+    :param step_bias: ``[num_heads]``: added to step sizes before softplus
+    :param skip: ``[num_heads]``: multiplies inputs that are added to the output
+    :param norm_weight: ``[num_heads * head_dim]``: of the RMSNorm of each group's output; None: no norm
+    :param gate_first: whether the norm is of the gated output
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        state_size: int,
+        num_groups: int,
+        *,
+        rate: Tensor,
+        step_bias: Tensor,
+        skip: Tensor,
+        norm_weight: Tensor | None,
+        norm_eps: float,
+        gate_first: bool,
+    ) -> None:
+        heads = len(rate)
+        self._state = heads, state_size, head_dim
+        self._width = width = heads * head_dim
+        self._channels = width + 2 * num_groups * state_size
+        self._rate, self._step_bias = float_vector("rate", rate, heads), float_vector("step_bias", step_bias, heads)
+        self._skip = float_vector("skip", skip, heads)
+        self._norm_weight = float_vector("norm_weight", norm_weight, width)
+        self._args = Mamba2(
+            rate=pointer(self._rate),
+            step_bias=pointer(self._step_bias),
+            skip=pointer(self._skip),
+            norm_weight=pointer(self._norm_weight),
+            norm_eps=norm_eps,
+            heads=heads,
+            head_dim=head_dim,
+            groups=num_groups,
+            state_size=state_size,
+            norm_size=head_dim if norm_weight is None else width // num_groups,
+            gate_first=gate_first,
+        )
+
+    @staticmethod
+    def serves(dtype: torch.dtype, head_dim: int, state_size: int) -> bool:
+        """Return whether the kernel has these sizes and this dtype."""
+        fits = head_dim % _WIDTH == 0 and state_size % _STATE_ROWS == 0 and max(head_dim, state_size) <= _MOST_DIM
+        return dtype in WEIGHT_DTYPES and fits
+
+    def forward(self, inputs: Tensor, steps: Tensor, gates: Tensor, pool: Tensor, rows: NativeRecurrentRows) -> Tensor:
+        """Take the states of the sequences through their tokens, and keep them.
+
+        :param inputs: ``[num_tokens, channels]`` float32, bfloat16 or float16: inputs, B and C
+        :param steps: ``[num_tokens, num_heads]`` of the same dtype: step sizes before step_bias and softplus
+        :param gates: ``[num_tokens, num_heads * head_dim]`` of the same dtype, before SiLU
+        :param pool: ``[num_slots, num_heads, state_size, head_dim]`` float32, contiguous, changed in place
+        :returns: like ``gates``, contiguous
+        :raises ConfigError: shapes, dtypes or strides do not fit
+        """
+        tokens, own = rows.num_tokens, (inputs.dtype,)
+        check_matrix("inputs", inputs, (tokens, self._channels))
+        check_matrix("steps", steps, (tokens, self._state[0]), own)
+        check_matrix("gates", gates, (tokens, self._width), own)
+        _check_pool(pool, self._state, torch.float32)
+        read, out = torch.empty(gates.shape), torch.empty(gates.shape, dtype=gates.dtype)
+        args, library = self._args, rows.workspace.library
+        args.rows = rows.args
+        args.inputs, args.inputs_stride = inputs.data_ptr(), inputs.stride(0)
+        args.steps, args.steps_stride = steps.data_ptr(), steps.stride(0)
+        args.gates, args.gates_stride = gates.data_ptr(), gates.stride(0)
+        args.pool, args.read, args.out = pool.data_ptr(), read.data_ptr(), out.data_ptr()
+        args.dtype, args.num_threads = WEIGHT_DTYPES[inputs.dtype], rows.workspace.num_threads
+        library.functions.paged_mamba2(library.level, byref(args))
         return out
 
 

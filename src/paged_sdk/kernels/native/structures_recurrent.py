@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 
-__all__ = ["GatedDelta", "RecurrentTokens", "ShortConv"]
+__all__ = ["GatedDelta", "Mamba2", "RecurrentTokens", "ShortConv"]
 
 
 class RecurrentTokens(Structure):
@@ -61,6 +61,37 @@ class GatedDelta(Structure):
         ("value_heads", c_int32),
         ("key_dim", c_int32),
         ("value_dim", c_int32),
+        ("dtype", c_int32),
+        ("num_threads", c_int32),
+        ("norm_eps", c_float),
+        ("reserved", c_int32),
+    )
+
+
+class Mamba2(Structure):
+    """Mirrors ``paged_mamba2_args``: the arguments of Mamba-2's state space with its gates and norm."""
+
+    _fields_ = (
+        ("rows", RecurrentTokens),
+        ("inputs", c_void_p),
+        ("steps", c_void_p),
+        ("gates", c_void_p),
+        ("rate", c_void_p),
+        ("step_bias", c_void_p),
+        ("skip", c_void_p),
+        ("norm_weight", c_void_p),
+        ("pool", c_void_p),
+        ("read", c_void_p),
+        ("out", c_void_p),
+        ("inputs_stride", c_int64),
+        ("steps_stride", c_int64),
+        ("gates_stride", c_int64),
+        ("heads", c_int32),
+        ("head_dim", c_int32),
+        ("groups", c_int32),
+        ("state_size", c_int32),
+        ("norm_size", c_int32),
+        ("gate_first", c_int32),
         ("dtype", c_int32),
         ("num_threads", c_int32),
         ("norm_eps", c_float),

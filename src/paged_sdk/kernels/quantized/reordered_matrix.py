@@ -42,9 +42,11 @@ class JoinedMatrix:
         """Return whether all of the matrices are dense."""
         return all(part.is_dense for part in self.parts)
 
-    def rows(self, index: slice) -> JoinedMatrix:
-        """See :meth:`StoredMatrix.rows`."""
-        return evolve(self, order=self.order[slice(*bounds(index, len(self.order)))])
+    def rows(self, index: slice) -> StoredMatrix:
+        """See :meth:`StoredMatrix.rows`; the rows of one of the matrices are that matrix."""
+        first, last = bounds(index, len(self.order))
+        whole = self.whole_parts(torch.arange(first, last), [last - first])
+        return evolve(self, order=self.order[first:last]) if whole is None else whole[0]
 
     def cols(self, index: slice) -> JoinedMatrix:
         """See :meth:`StoredMatrix.cols`."""

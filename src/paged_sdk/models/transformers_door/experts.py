@@ -42,6 +42,10 @@ class OwnExperts(Protocol):
         """
         ...
 
+    def of(self, module: nn.Module) -> OwnExperts:
+        """Return the same experts for another module of the class, which has their biases and gate."""
+        ...
+
 
 def load_own_experts(
     name: str, module: nn.Module, loader: WeightLoader, source: RenamedSource, dtype: torch.dtype
@@ -156,6 +160,10 @@ class _Fused:
             hidden.dtype
         )
 
+    def of(self, module: nn.Module) -> _Fused:
+        """Implement :meth:`OwnExperts.of`: SwiGLUs need no module."""
+        return self
+
 
 @frozen(eq=False)
 class _OneByOne:
@@ -190,6 +198,10 @@ class _OneByOne:
                 outputs = module.post_expert_norm(outputs)
             out.index_add_(0, tokens[own], outputs.to(wide) * factors[own])
         return out.to(hidden.dtype)
+
+    def of(self, module: nn.Module) -> _OneByOne:
+        """Implement :meth:`OwnExperts.of`."""
+        return evolve(self, module=module)
 
     def _product(self, layers: Sequence[Linear], number: int, expert: int, rows: Tensor) -> Tensor:
         product = layers[expert].forward(rows.to(self.dtype), None)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
-from paged_sdk.models.checkpoint_layout import have_same_values
-from paged_sdk.models.loading_threads import loading_threads
-from paged_sdk.models.transformers_door.experts import OwnExperts, load_own_experts
+from paged_sdk.models.transformers_door.class_weights import ClassWeights, sees_tokens
 from paged_sdk.models.transformers_door.model import TransformersModel
-from paged_sdk.models.transformers_door.modules import Body, CurrentStep, OwnEmbedding, OwnLinear
+from paged_sdk.models.transformers_door.modules import Body, CurrentStep
 from paged_sdk.models.transformers_door.probe import Findings, probe
 from paged_sdk.models.transformers_door.renamed_source import RenamedSource
 from paged_sdk.models.transformers_door.row_check import check_rows
@@ -26,11 +22,10 @@ from paged_sdk.models.transformers_door.seam import attach
 from paged_sdk.models.transformers_door.skeleton import make_skeleton
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.parallel.group import Group
-from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.weights.source import WeightSource
 
-__all__ = ["TransformersDoor", "open_door"]
+__all__ = ["TransformersDoor", "open_door", "reload_door"]
 
 _log = get_logger(__name__)
 
@@ -79,23 +74,20 @@ class TransformersDoor:
         """
         assert group is None
         model, step, device = self._model, CurrentStep(), placement.embedding
-        transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
-        renamed = RenamedSource(source, model, transposed)
-        loader = WeightLoader(renamed, policy, dtype=dtype, device=device, prefixes=("",), on_progress=on_progress)
-        loading = _Loading(model, loader, renamed, step, self._findings, dtype=dtype, device=device)
-        loading.run(num_threads)
+        weights, loader = _weights(model, source, policy, step, self._findings, dtype, device, on_progress)
+        weights.run(num_threads)
         body = Body(model.get_submodule(self._findings.body))
         if self._findings.body:
             model.set_submodule(self._findings.body, body)
         is_encoder = not self._findings.body or self._findings.is_ranker
         seam = attach(model)
-        seam.experts.update(loading.experts)
+        seam.experts.update(weights.experts)
         made = TransformersModel(
             body if is_encoder else model,
             body,
             seam,
             step,
-            self._findings.layers,
+            self._findings,
             self.config,
             dtype=dtype,
             device=device,
@@ -103,6 +95,7 @@ class TransformersDoor:
             blocks=self._blocks(),
             first_position=self._findings.first_position,
             ranker=model if self._findings.is_ranker else None,
+            parts=weights.parts,
         )
         check_rows(made)
         return made
@@ -117,7 +110,7 @@ class TransformersDoor:
     def _is_adaptable(self, name: str) -> bool:
         # Layers after the body get only the rows whose logits are read, not a step's tokens.
         return (
-            _sees_tokens(name)
+            sees_tokens(name)
             and name not in self._findings.shared
             and name.startswith(f"{self._findings.body}." if self._findings.body else "")
         )
@@ -138,164 +131,40 @@ def open_door(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = F
     return TransformersDoor(model, findings)
 
 
-def _sees_tokens(name: str) -> bool:
-    """Return whether a linear layer's rows are the tokens of a step, and not those routed to an expert."""
-    return "experts." not in name
+def reload_door(
+    model: TransformersModel,
+    config: Mapping[str, Any],
+    source: WeightSource,
+    *,
+    policy: WeightPolicy,
+    parts: Iterable[int],
+    on_replaced: Callable[[int], None],
+    on_progress: Callable[[int, int], None] | None = None,
+    num_threads: int = 1,
+    images: bool = False,
+) -> None:
+    """Reload the matrices of a model's own parts, one by one; see :func:`~paged_sdk.models.loading.reload_model`.
+
+    :param images: whether the model accepts images
+    """
+    # The model's own modules have lost their parameters, by which a checkpoint's tensors are found.
+    skeleton = make_skeleton(config, model.dtype, images=images)
+    step, dtype, device = model.step, model.dtype, model.device
+    weights, _ = _weights(skeleton, source, policy, step, model.findings, dtype, device, on_progress)
+    weights.replace(model.parts, model.seam.experts, parts, on_replaced, num_threads)
 
 
-def _holds_experts(name: str, module: nn.Module) -> bool:
-    """Return whether a module has the matrices of several experts as parameters."""
-    is_named_so = "expert" in f"{name}.{type(module).__name__}".lower()
-    return is_named_so and any(parameter.dim() > 2 for parameter in module.parameters(recurse=False))
-
-
-def _output_projection(model: Any) -> nn.Module | None:
-    """Return the output projection; None if the class does not tell."""
-    found: nn.Module | None = model.get_output_embeddings()
-    return found
-
-
-class _Loading:
-    """Loads a checkpoint into one model."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        loader: WeightLoader,
-        source: RenamedSource,
-        step: CurrentStep,
-        findings: Findings,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._model = model
-        self._loader = loader
-        self._source = source
-        self._step = step
-        self._findings = findings
-        self._read = findings.read
-        # Unused by text, mostly the image encoder, which is not quantized.
-        self._unused = {name for name in findings.unused if _sees_tokens(name)}
-        self._dtype = dtype
-        self._device = device
-        self.experts: dict[nn.Module, OwnExperts] = {}
-        self._head = next((name for name, module in model.named_modules() if module is _output_projection(model)), None)
-        # Checkpoints may have either name of a tied parameter.
-        self._tied: dict[str, str] = dict(model.all_tied_weights_keys)
-        self._in_float32 = tuple(model._get_dtype_plan(dtype))
-
-    def run(self, num_threads: int) -> None:
-        """Load everything; the embeddings first, because the output projection may share them.
-
-        :param num_threads: number of linear layers loaded at once
-        """
-        modules = dict(self._model.named_modules())
-        table = self._embedding(modules)
-        with loading_threads(num_threads) as pool:
-            pending = [
-                (name, pool.submit(self._linear, name, module, table))
-                for name, module in modules.items()
-                if type(module) in (nn.Linear, Conv1D) and not self._stays(name, module)
-            ]
-            experts = [
-                (module, pool.submit(load_own_experts, name, module, self._loader, self._source, self._dtype))
-                for name, module in modules.items()
-                if name in self._findings.experts and self._are_own(name, module)
-            ]
-            for name, linear in pending:
-                self._model.set_submodule(name, linear.result())
-            self.experts.update((module, own.result()) for module, own in experts)
-        for name, module in list(self._model.named_modules()):
-            for own, parameter in list(module.named_parameters(recurse=False)):
-                self._parameter(module, f"{name}.{own}".lstrip("."), own, parameter)
-            for own, buffer in list(module.named_buffers(recurse=False)):
-                self._buffer(module, f"{name}.{own}".lstrip("."), own, buffer)
-        for name, module in self._model.named_modules():
-            if _holds_experts(name, module):
-                what = f"Experts are kept in {self._dtype}, and multiplied by torch"
-                self._loader.note(f"{what}: {type(module).__name__} computes them in a way of its own.")
-        self._loader.close()
-
-    def _stays(self, name: str, module: Any) -> bool:
-        """Return whether a linear layer is not replaced: text does not use it, or it computes ranks, or the class reads
-        its weight directly or keeps it in another dtype.
-        """
-        return (
-            name in self._read
-            or name in self._unused
-            or self._is_of_ranker(name)
-            or module.weight.dtype != self._dtype
-            or self._stays_float32(name)
-        )
-
-    def _are_own(self, name: str, module: nn.Module) -> bool:
-        """Return whether this package computes experts: those whose matrices have the model's dtype."""
-        matrices = [own for own, parameter in module.named_parameters(recurse=False) if parameter.dim() > 2]
-        return all(
-            getattr(module, own).dtype == self._dtype and not self._stays_float32(f"{name}.{own}") for own in matrices
-        )
-
-    def _is_of_ranker(self, name: str) -> bool:
-        """Return whether a layer is part of the ranking layers, whose rows are texts, not tokens."""
-        return self._findings.is_ranker and (not name.startswith(f"{self._findings.body}.") or ".pooler." in f"{name}.")
-
-    def _embedding(self, modules: Mapping[str, nn.Module]) -> tuple[str, Embedding] | None:
-        """Load the token embeddings; return their name and form, or None if the class has another kind of embedding."""
-        table = self._model.get_input_embeddings()
-        name = next((name for name, module in modules.items() if module is table), None)
-        if name is None or name in self._read or type(table) is not nn.Embedding:
-            return None
-        rows, columns = table.weight.shape
-        stored = self._name_of(f"{name}.weight")
-        embedding = self._loader.embedding(stored, vocab_size=rows, hidden_size=columns, scale=None)
-        own = OwnEmbedding(embedding)
-        for each in [each for each, module in self._model.named_modules(remove_duplicate=False) if module is table]:
-            self._model.set_submodule(each, own)
-        return f"{name}.weight", embedding
-
-    def _linear(self, name: str, module: Any, table: tuple[str, Embedding] | None) -> OwnLinear:
-        weight = f"{name}.weight"
-        if table is not None and self._tied.get(weight, weight) == table[0] and not self._has_own(weight, table[0]):
-            linear = self._loader.tied_head(name, table[1], vocab_size=module.weight.shape[0])
-            has_bias = module.bias is not None
-            bias = self._loader.tensor(self._name_of(f"{name}.bias"), linear.out_features) if has_bias else None
-            return OwnLinear(linear, self._step, bias)
-        rows, columns = module.weight.shape[::-1] if type(module) is Conv1D else module.weight.shape
-        linear = self._loader.linear(
-            [self._name_of(weight).removesuffix(".weight")],
-            in_features=columns,
-            out_features=(rows,),
-            bias=module.bias is not None,
-            is_head=name == self._head,
-        )
-        is_of_tokens = _sees_tokens(name) and name not in self._findings.shared
-        return OwnLinear(linear, self._step if is_of_tokens else None)
-
-    def _has_own(self, name: str, table: str) -> bool:
-        """Return whether the checkpoint holds different values for a matrix that the class ties to the embeddings."""
-        there = name in self._source and table in self._source
-        return there and not have_same_values(self._source, name, table)
-
-    def _parameter(self, module: nn.Module, name: str, own: str, parameter: nn.Parameter) -> None:
-        stored = self._name_of(name)
-        dtype = torch.float32 if self._stays_float32(name) else parameter.dtype
-        values = self._loader.tensor(stored, *parameter.shape).to(dtype)
-        setattr(module, own, nn.Parameter(values, requires_grad=False))
-
-    def _buffer(self, module: nn.Module, name: str, own: str, buffer: Tensor) -> None:
-        if name in self._source and own not in module._non_persistent_buffers_set:
-            buffer = self._loader.tensor(name, *buffer.shape).to(buffer.dtype)
-        if buffer.is_meta:
-            raise CheckpointError(f"there is no tensor {shown(name)}")
-        setattr(module, own, buffer.to(self._device))
-
-    def _name_of(self, name: str) -> str:
-        """Return the checkpoint's name of a parameter: its own name, or that of a parameter tied to it."""
-        if name in self._source:
-            return name
-        others = [self._tied.get(name), *(each for each, source in self._tied.items() if source == name)]
-        return next((each for each in others if each is not None and each in self._source), name)
-
-    def _stays_float32(self, name: str) -> bool:
-        return any(part in name for part in self._in_float32)
+def _weights(
+    model: PreTrainedModel,
+    source: WeightSource,
+    policy: WeightPolicy,
+    step: CurrentStep,
+    findings: Findings,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Callable[[int, int], None] | None,
+) -> tuple[ClassWeights, WeightLoader]:
+    transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    renamed = RenamedSource(source, model, transposed)
+    loader = WeightLoader(renamed, policy, dtype=dtype, device=device, prefixes=("",), on_progress=on_progress)
+    return ClassWeights(model, loader, renamed, step, findings, dtype=dtype, device=device), loader

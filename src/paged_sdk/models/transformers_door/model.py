@@ -15,8 +15,9 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.step import StepContext
+from paged_sdk.models.transformers_door.class_weights import OwnParts
 from paged_sdk.models.transformers_door.modules import Body, CurrentStep, OwnLinear
-from paged_sdk.models.transformers_door.probe import AttentionLayer, inputs
+from paged_sdk.models.transformers_door.probe import Findings, inputs
 from paged_sdk.models.transformers_door.rank_head import ClassRankHead
 from paged_sdk.models.transformers_door.seam import POSITION_BIAS, SINKS, AttentionCall, Seam
 from paged_sdk.quant.adapted import AdaptableLinear, AdaptableShape
@@ -29,13 +30,15 @@ class TransformersModel:
     """Computes logits from token ids. To the class, all rows of a step are one sequence; only attention separates them.
 
     :param model: the class with its weights, whose body is ``body``; for encoders and rankers, ``body`` itself
-    :param layers: the layers' attention, in the order of its calls
+    :param findings: the results of the trial run
     :param blocks: names of the layers' modules, to whose outputs image vectors may be added
     :param first_position: the class's number of the first position, 0 except for RoBERTa and its like
     :param ranker: the class around the body, if it computes a text's score
     :ivar is_encoder: whether the class has no output projection
     :ivar rank_head: computes a text's score; None: the class computes none
     :ivar blocks: the layers' modules; empty if not known
+    :ivar step: the current step
+    :ivar parts: the parts whose weights are in this package's forms
     :ivar adaptable: the linear layers that adapters may change
     :ivar dtype: dtype of activations, keys and values
     """
@@ -46,7 +49,7 @@ class TransformersModel:
         body: Body,
         seam: Seam,
         step: CurrentStep,
-        layers: Sequence[AttentionLayer],
+        findings: Findings,
         config: DecoderConfig,
         *,
         dtype: torch.dtype,
@@ -55,6 +58,7 @@ class TransformersModel:
         blocks: Sequence[str] = (),
         first_position: int = 0,
         ranker: PreTrainedModel | None = None,
+        parts: OwnParts,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -67,8 +71,10 @@ class TransformersModel:
         self.rank_head: ClassRankHead | None = None if ranker is None else ClassRankHead(ranker, body, dtype)
         self._first_position = first_position
         self._body = body
-        self._step = step
-        self._layers = tuple(layers)
+        self.findings = findings
+        self.parts = parts
+        self.step = step
+        self._layers = findings.layers
         self._next_layer = 0
         seam.attend = self.attend
         table: nn.Module = model.get_input_embeddings()
@@ -107,11 +113,11 @@ class TransformersModel:
 
         :param given: the class's arguments
         """
-        self._step.context, self._step.num_tokens, self._next_layer = ctx, num_tokens, 0
+        self.step.context, self.step.num_tokens, self._next_layer = ctx, num_tokens, 0
         try:
             return self.hidden(given)
         finally:
-            self._step.context = None
+            self.step.context = None
 
     def hidden(self, given: Mapping[str, Any]) -> Tensor:
         """Run all layers, without setting the current step.
@@ -145,13 +151,13 @@ class TransformersModel:
 
     def _insert(self, table: nn.Module, args: object, embedded: Tensor) -> None:
         """Replace the embeddings of image tokens by image vectors."""
-        step = self._step.context
+        step = self.step.context
         if step is not None and step.inserted is not None:
             step.inserted.put_into(embedded.view(-1, embedded.shape[-1]))
 
     def _add(self, index: int, layer: nn.Module, args: object, given: Any) -> None:
         """Add image vectors to the output of one of the first layers."""
-        step = self._step.context
+        step = self.step.context
         if step is not None and step.inserted is not None and index < len(step.inserted.later):
             rows: Tensor = given if isinstance(given, Tensor) else given[0]
             step.inserted.add_to(rows.view(-1, rows.shape[-1]), index)
@@ -166,7 +172,7 @@ class TransformersModel:
             query = query * (layer.scale / self.config.attention_scale)
         size = self.config.head_dim
         query, key, value = (_padded(each, size) for each in (query, key, value))
-        step = self._step.context
+        step = self.step.context
         assert step is not None, "attention is computed in a step"
         sinks, relative = call.options.get(SINKS), call.options.get(POSITION_BIAS)
         sinks = None if sinks is None else sinks.float()

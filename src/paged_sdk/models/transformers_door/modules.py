@@ -37,7 +37,7 @@ class OwnLinear(nn.Module):
 
     def __init__(self, linear: Linear, step: CurrentStep | None, bias: Tensor | None = None) -> None:
         super().__init__()
-        self.linear = linear
+        self.linear: Linear = linear
         self.in_features: int = linear.in_features
         self.out_features: int = linear.out_features
         self._step = step
@@ -55,6 +55,10 @@ class OwnLinear(nn.Module):
         if self._bias is not None:
             product += self._bias
         return product.view(*x.shape[:-1], self.out_features)
+
+    def take(self, other: OwnLinear) -> None:
+        """Take another layer's weights in place of these."""
+        self.linear, self._bias = other.linear, other._bias
 
     def apart(self, x: Tensor) -> Tensor:
         """Apply the layer, without adapters, to rows ``[num_rows, in_features]`` that are no tokens of a step."""

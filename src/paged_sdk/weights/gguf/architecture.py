@@ -9,7 +9,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-__all__ = ["EACH", "LATENT_UP", "RATES", "TILED", "TOP_NAMES", "GgufArchitecture", "stem_of"]
+__all__ = ["EACH", "LATENT_UP", "RATES", "TILED", "TOP_NAMES", "VECTORS", "GgufArchitecture", "stem_of"]
 
 TOP_NAMES: Final = MappingProxyType(
     {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -19,7 +19,10 @@ EACH: Final = "*"
 """The placeholder in a Hugging Face name for the number of an expert, or of a head with its own norm."""
 
 RATES: Final = "ssm_a"
-"""GGUF's name, within ``blk.N.``, of the negated decay rates of value heads."""
+"""GGUF's name, within ``blk.N.``, of the negated decay rates of heads."""
+VECTORS: Final = (RATES, "ssm_d", "ssm_norm")
+"""GGUF names, within ``blk.N.`` and without endings, of Mamba-2's tensors with a row per head or group of heads:
+Hugging Face has vectors."""
 TILED: Final = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_alpha", "ssm_beta", "ssm_dt", RATES, "ssm_out")
 """GGUF names, within ``blk.N.`` and without endings, of the tensors that have something of each value head."""
 
@@ -50,7 +53,8 @@ class GgufArchitecture:
     :ivar beside_names: overrides of ``block_names`` in files whose layers have two parallel norms
     :ivar bare_names: likewise, of names that do not both end in ``.weight`` or ``.bias``: with their endings
     :ivar joined: Hugging Face name of a matrix within a layer -> GGUF names of those that have its rows, all of one
-        after all of the other, where Hugging Face interleaves them in groups, one per (key) head
+        after all of the other, where Hugging Face interleaves them in groups, one per (key) head, unless they are gate
+        and up projections
     :ivar top_names: GGUF name of a tensor outside of the layers -> Hugging Face name
     :ivar body: the prefix of all Hugging Face names except that of the output projection
     :ivar layers: the name of the list of layers, after ``body``

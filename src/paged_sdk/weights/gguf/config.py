@@ -28,7 +28,7 @@ _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 _MIXTURES = frozenset(
     {
         *("llama", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe"),
-        *("glm4moe", "dots1", "ernie4_5-moe", "minimax-m2", "gemma4"),
+        *("glm4moe", "dots1", "ernie4_5-moe", "minimax-m2", "deepseek2", "gemma4"),
     }
 )
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", SHARED_SIZE)
@@ -168,7 +168,7 @@ def _mlp_size(model: GgufModel) -> int:
     """Return the width of dense MLPs; files of qwen35moe, which has none, state that of an expert alone."""
     if model.architecture == "qwen35moe" and model.metadata.get("qwen35moe.feed_forward_length") is None:
         return model.integer("expert_feed_forward_length")
-    return model.of_layers("feed_forward_length")[0]
+    return max(model.of_layers("feed_forward_length"))
 
 
 def _biases(model: GgufModel) -> dict[str, Any]:

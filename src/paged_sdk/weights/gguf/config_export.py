@@ -10,11 +10,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKind
-from paged_sdk.config.recurrent import GatedDeltaConfig, ShortConvConfig
+from paged_sdk.config.recurrent import GatedDeltaConfig, Mamba2Config, ShortConvConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.weights.gguf.config import GEMMA3_LOCAL_THETA, GEMMA3_PERIOD
 from paged_sdk.weights.gguf.gemma4 import gemma4_metadata, why_not_gemma4
 from paged_sdk.weights.gguf.latent_attention import latent_metadata, why_not_latent
+from paged_sdk.weights.gguf.mamba import mamba_metadata, why_not_mamba
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.gguf.routing import SHARED_SIZE, missing_in_gguf, routing_metadata
 
@@ -25,7 +26,7 @@ _ARCHITECTURE_OF: Final = MappingProxyType(
     {each.model_type: name for name, each in ARCHITECTURES.items() if name != "gpt-oss" and not each.is_encoder}
     | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
     | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}
-    | dict.fromkeys(("youtu",), "deepseek2")
+    | dict.fromkeys(("youtu", "deepseek_v3", "glm4_moe_lite"), "deepseek2")
 )
 
 
@@ -37,6 +38,8 @@ def gguf_architecture(config: DecoderConfig) -> str:
     found = _ARCHITECTURE_OF.get(config.model_type)
     if found is None:
         raise not_writable(config, "no GGUF architecture is written for it")
+    if found == "granitehybrid" and not config.recurrent_layers:
+        raise not_writable(config, "GGUF has no such model with attention in all layers")
     return found
 
 
@@ -97,7 +100,7 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
     if axes := rope.axis_of_frequency:
         values["rope.dimension_sections"] = [axes.count(axis) for axis in range(4)]
     if config.recurrent_layers:
-        values |= _convolutions(config) if name in ("lfm2", "lfm2moe") else _delta(config)
+        values |= _recurrent(config)
     elif config.recurrent:
         raise not_writable(config, "GGUF has no such model with attention in all layers")
     if config.num_image_layers:
@@ -121,21 +124,30 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
     return {f"{name}.{key}": value for key, value in values.items()}
 
 
-def _convolutions(config: DecoderConfig) -> dict[str, Any]:
+def _recurrent(config: DecoderConfig) -> dict[str, Any]:
+    match next(iter(config.recurrent_layers.values())):
+        case ShortConvConfig() as conv:
+            return _convolutions(config, conv)
+        case GatedDeltaConfig() as delta:
+            return _delta(config, delta)
+        case Mamba2Config() as mamba:
+            if (what := why_not_mamba(config, mamba)) is not None:
+                raise not_writable(config, f"GGUF has no {what}")
+            return mamba_metadata(config, mamba)
+
+
+def _convolutions(config: DecoderConfig, conv: ShortConvConfig) -> dict[str, Any]:
     """Return what says which layers of LFM2 have a convolution: those without KV heads."""
     convs = config.recurrent_layers
-    conv = next(iter(convs.values()))
-    if not isinstance(conv, ShortConvConfig) or conv.bias:
+    if conv.bias:
         raise not_writable(config, "GGUF has no biases of convolutions")
     counts = [0 if layer in convs else config.num_kv_heads for layer in range(config.num_layers)]
     return {"attention.head_count_kv": counts, "shortconv.l_cache": conv.kernel_size}
 
 
-def _delta(config: DecoderConfig) -> dict[str, Any]:
+def _delta(config: DecoderConfig, delta: GatedDeltaConfig) -> dict[str, Any]:
     """Return what describes gated delta networks, and says which layers have one."""
     deltas = config.recurrent_layers
-    delta = next(iter(deltas.values()))
-    assert isinstance(delta, GatedDeltaConfig)
     if delta.key_dim != delta.value_dim:
         raise not_writable(config, "GGUF has no gated delta networks with values of another size than keys")
     if config.qkv_bias or config.output_bias:
@@ -171,7 +183,9 @@ def _mixture(config: DecoderConfig, architecture: str) -> dict[str, Any]:
 def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:
     """Return the multipliers that some families apply to embeddings, residuals, scores and logits."""
     values: dict[str, float] = {}
-    if name == "granite":
+    if name == "falcon-h1":  # whose factors are in the weights
+        return {}
+    if name in ("granite", "granitehybrid"):
         values = {
             "embedding_scale": config.embedding_scale or 1.0,
             "residual_scale": config.residual_scale or 1.0,

@@ -13,16 +13,17 @@ from typing import Final
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, RopeKind
-from paged_sdk.config.recurrent import GatedDeltaConfig
+from paged_sdk.config.recurrent import GatedDeltaConfig, Mamba2Config
 from paged_sdk.errors import shown
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
-from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, RATES, TILED, GgufArchitecture, stem_of
+from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, RATES, TILED, VECTORS, GgufArchitecture, stem_of
 from paged_sdk.weights.gguf.config_export import gguf_architecture, global_rope, not_writable
 from paged_sdk.weights.gguf.gemma4 import gemma4_divisors
+from paged_sdk.weights.gguf.mamba import row_factors
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.qkv_order import qkv_order, qkvz_order, rows_of_heads, runs, tiled_heads
 from paged_sdk.weights.source import WeightSource, malformed
@@ -84,6 +85,7 @@ class GgufMatrix:
     :ivar permuted_heads: the number of heads, if GGUF permutes the rows within each head; 0: no permutation
     :ivar columns: GGUF's order of groups of columns, and the width of a group; None: the order is the same
     :ivar offset: a constant that GGUF adds to the values
+    :ivar factors: what GGUF multiplies each row of each matrix by; None: nothing
     """
 
     shape: tuple[int, ...]
@@ -91,6 +93,7 @@ class GgufMatrix:
     permuted_heads: int = 0
     columns: tuple[Tensor, int] | None = None
     offset: float = 0.0
+    factors: Tensor | None = None
 
     def pieces(self, num_rows: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
         """Yield the rows in pieces of at most about ``num_rows``, in GGUF's order.
@@ -114,6 +117,8 @@ class GgufMatrix:
         values = matrix.rows(rows).decoded(torch.float32)
         if self.offset:
             values = values + self.offset
+        if self.factors is not None:
+            values = values * self.factors[rows, None]
         if self.columns is not None:
             order, width = self.columns
             values = torch.unflatten(values, 1, (-1, width))[:, order].flatten(1)
@@ -143,13 +148,20 @@ def gguf_tensors(
         elif stem_of(stored) in LATENT_UP:
             found |= _latent_up(source, name, [stored, *others], config)
         elif others:
-            found |= _delta_inputs(source, name, [stored, *others], config)
+            found |= _divided(source, name, [stored, *others], config)
         else:
             found[stored] = _one(source, name, stored, config, architecture)
     for stored, members in stacks.items():
         found[stored] = _stack(source, stored, members, config)
     found |= _rope_tensors(config, architecture, divisors)
+    for stored, factors in row_factors(config).items():
+        found |= {name: evolve(each, factors=factors) for name, each in found.items() if _is_named(name, stored)}
     return {name: found[name] for name in sorted(found, key=_place)}
+
+
+def _is_named(name: str, stem: str) -> bool:
+    """Return whether a GGUF tensor is the weight of a name outside of the layers, or within one."""
+    return name.endswith(".weight") and stem in (name.removesuffix(".weight"), stem_of(name))
 
 
 def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointNames) -> dict[str, GgufPlace | None]:
@@ -223,6 +235,8 @@ def _one(
     shape, stem = source.shape(name), stem_of(stored)
     if architecture.grouped_qkv and stem == "attn_qkv":
         return _in_order(source, name, qkv_order(config.num_heads, config.num_kv_heads, config.head_dim))
+    if stem in VECTORS and (mamba := _mamba_of(config)) is not None:
+        return _of_mamba(source, name, stem, mamba)
     if stem == RATES or (architecture.tiled_heads and stem in TILED):
         return _of_delta(source, name, stem, config, architecture)
     heads = 0
@@ -296,16 +310,38 @@ def _delta_of(config: DecoderConfig) -> GatedDeltaConfig:
     return delta
 
 
-def _delta_inputs(
-    source: WeightSource, name: str, stored: Sequence[str], config: DecoderConfig
-) -> dict[str, GgufMatrix]:
-    """Split the fused projection of gated delta networks into that to queries, keys and values, and that to gates."""
-    delta, whole = _delta_of(config), source.matrix(name)
-    order = qkvz_order(delta.num_key_heads, delta.num_value_heads, delta.key_dim, delta.value_dim)
+def _mamba_of(config: DecoderConfig) -> Mamba2Config | None:
+    found = next(iter(config.recurrent_layers.values()), None)
+    return found if isinstance(found, Mamba2Config) else None
+
+
+def _of_mamba(source: WeightSource, name: str, stem: str, mamba: Mamba2Config) -> GgufMatrix:
+    """Return one of Mamba-2's vectors, with a row for each head or group of heads, and rates instead of logarithms.
+
+    :param stem: GGUF's name within the layer
+    """
+    column = _column(source, name).weight
+    count, width = (mamba.num_groups, mamba.width) if stem == "ssm_norm" else (mamba.num_heads, mamba.num_heads)
+    if len(column) != width:
+        raise malformed(source, name, f"tensor {shown(name)} has {len(column)} numbers: expected {width}")
+    values = -column.exp() if stem == RATES else column
+    return GgufMatrix(shape=(count, width // count), matrices=[DenseMatrix(values.view(count, -1))])
+
+
+def _divided(source: WeightSource, name: str, stored: Sequence[str], config: DecoderConfig) -> dict[str, GgufMatrix]:
+    """Split a fused projection: that of gated delta networks into one to queries, keys and values, and one to gates; or
+    a gate and an up projection.
+    """
+    whole = source.matrix(name)
+    order, heights = torch.arange(2 * config.intermediate_size), [config.intermediate_size] * 2
+    if _mamba_of(config) is None:
+        delta = _delta_of(config)
+        order = qkvz_order(delta.num_key_heads, delta.num_value_heads, delta.key_dim, delta.value_dim)
+        heights = [delta.channels, delta.value_width]
     if whole.shape[0] != len(order):
         raise malformed(source, name, f"tensor {shown(name)} has {whole.shape[0]} rows: expected {len(order)}")
     found: dict[str, GgufMatrix] = {}
-    for own, rows in zip(stored, torch.split(order, [delta.channels, delta.value_width]), strict=True):
+    for own, rows in zip(stored, torch.split(order, heights), strict=True):
         matrices = [whole.rows(slice(first, end)) for first, end in runs(rows)]
         found[own] = GgufMatrix(shape=(len(rows), whole.shape[1]), matrices=matrices)
     return found

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from paged_sdk.errors import shown
 from paged_sdk.weights.gguf.latent_attention import latent_config
+from paged_sdk.weights.gguf.mamba import falcon_h1, granite_multipliers, granitehybrid, nemotron_h
 from paged_sdk.weights.gguf.model import GgufModel
 from paged_sdk.weights.gguf.routing import ernie_config, grouped_config, minimax_config
 
@@ -46,8 +47,9 @@ _BIASES: Final = MappingProxyType(
         "gpt-oss": _QKV | {"attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
         "bloom": _NORMS | _MLP | {"token_embd_norm", "attn_qkv", "attn_output"},
         "glm4moe": _QKV | {"exp_probs_b"},
-        **dict.fromkeys(("lfm2moe", "dots1", "ernie4_5-moe", "minimax-m2"), frozenset({"exp_probs_b"})),
+        **dict.fromkeys(("lfm2moe", "dots1", "ernie4_5-moe", "minimax-m2", "deepseek2"), frozenset({"exp_probs_b"})),
         **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), frozenset({"ssm_dt"})),
+        **dict.fromkeys(("granitehybrid", "falcon-h1", "nemotron_h"), frozenset({"ssm_dt", "ssm_conv1d"})),
         # "output" is cls.output.bias.
         "bert": _BERT_NORMS | _QKV | _MLP | {"attn_qkv", "attn_output", "cls", "output"},
         "nomic-bert": _BERT_NORMS,
@@ -77,16 +79,6 @@ def _has(model: GgufModel, name: str) -> bool:
 
 def _gemma(model: GgufModel) -> dict[str, Any]:
     return {"hidden_act": "gelu_pytorch_tanh", "attention_bias": False}
-
-
-def _granite(model: GgufModel) -> dict[str, Any]:
-    """Return Granite's multipliers; 0 in the file means the default."""
-    return {
-        "attention_multiplier": model.number("attention.scale", 0.0) or model.head_dim**-0.5,
-        "embedding_multiplier": model.number("embedding_scale", 0.0) or 1.0,
-        "residual_multiplier": model.number("residual_scale", 0.0) or 1.0,
-        "logits_scaling": model.number("logit_scale", 0.0) or 1.0,
-    }
 
 
 def _seed_oss(model: GgufModel) -> dict[str, Any]:
@@ -353,7 +345,7 @@ def _layer_types(num_layers: int, window: int | None) -> list[str]:
 FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingProxyType(
     {
         "gemma": _gemma,
-        "granite": _granite,
+        "granite": granite_multipliers,
         "seed_oss": _seed_oss,
         "smollm3": _smollm3,
         "arcee": _arcee,
@@ -372,6 +364,9 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "lfm2": _lfm2,
         "lfm2moe": _lfm2moe,
         "qwen3next": delta_config,
+        "granitehybrid": granitehybrid,
+        "falcon-h1": falcon_h1,
+        "nemotron_h": nemotron_h,
         "olmoe": _olmoe,
         "phi2": _phi2,
         "gpt-oss": _gpt_oss,

@@ -41,6 +41,7 @@ def gemma4_config(model: GgufModel) -> dict[str, Any]:
         "hidden_activation": "gelu_pytorch_tanh",
         "hidden_act": "gelu_pytorch_tanh",
         "attention_bias": False,
+        "intermediate_size": sizes[0],
         "head_dim": size,
         "num_key_value_heads": counts[first_windowed],
         "per_layer_config": {

@@ -10,6 +10,7 @@ from typing import Any, Final
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig, RopeKind
 from paged_sdk.config.latent_attention import LatentAttentionConfig
 from paged_sdk.weights.gguf.model import GgufModel
+from paged_sdk.weights.gguf.routing import latent_experts
 
 __all__ = ["latent_config", "latent_metadata", "why_not_latent"]
 
@@ -30,8 +31,9 @@ def latent_config(model: GgufModel) -> dict[str, Any]:
     if key_dim <= rope_dim:
         raise model.malformed(f"its keys of {key_dim} elements have {rope_dim} that are rotated")
     has_query_rank = "blk.0.attn_q_a.weight" in model.tensors
+    experts = latent_experts(model) if model.has_experts else {"model_type": "youtu"}
     return {
-        "model_type": "youtu",
+        **experts,
         "num_key_value_heads": model.integer("attention.head_count"),
         "kv_lora_rank": model.integer("attention.kv_lora_rank"),
         "q_lora_rank": model.integer("attention.q_lora_rank") if has_query_rank else None,
@@ -43,7 +45,6 @@ def latent_config(model: GgufModel) -> dict[str, Any]:
         "latent_norm_eps": model.number("attention.layer_norm_rms_epsilon"),
         "attention_bias": False,
         "mlp_bias": False,
-        "first_k_dense_replace": model.num_layers,
     }
 
 

@@ -20,7 +20,8 @@ LATENT: Final = frozenset({"deepseek2"})
 """Architectures with latent attention, whose heads are described by other keys."""
 
 _IN_ALL_LAYERS: Final = MappingProxyType(
-    dict.fromkeys(("lfm2", "lfm2moe"), "ffn_norm")
+    dict.fromkeys(("lfm2", "lfm2moe", "granitehybrid"), "ffn_norm")
+    | dict.fromkeys(("falcon-h1", "nemotron_h"), "attn_norm")
     | dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), "post_attention_norm")
 )
 """A norm that every layer has, of architectures in which only some layers have attention."""

@@ -5,9 +5,11 @@ others are permuted (llama.cpp's rotary embedding pairs neighbours, Hugging Face
 weights of gemma, nemotron and those with gated delta networks have 1 added; the matrices of a layer's experts are
 stacked, as are stablelm's per-head norms; fused QKV matrices have all queries, all keys, all values (falcon's and
 bloom's checkpoints group them by KV head); Qwen3-Reranker's rank head has two rows, which are to be subtracted;
-convolutions have one dimension less; and of gated delta networks, the logarithms of decay rates become the negated
-rates, qwen3next's fused projection is two matrices without groups of rows, and qwen35's value heads have another order;
-and deepseek2's projection of latent vectors is two stacks of a matrix per head, those of keys transposed.
+convolutions have one dimension less; of Mamba-2 layers and gated delta networks, the logarithms of decay rates become
+the negated rates, and Mamba-2's vectors are matrices; qwen3next's fused projection is two matrices without groups of
+rows, and qwen35's value heads have another order; Granite's fused gate and up are two matrices; falcon-h1's
+multipliers are in the weights; and deepseek2's projection of latent vectors is two stacks of a matrix per head, those
+of keys transposed.
 
 The table is our own. The gguf package's maps go from every name that any checkpoint has used to GGUF's: inverting them
 takes a list of the Hugging Face names of each architecture, which is this table. The package would also require pyyaml
@@ -149,6 +151,25 @@ _QWEN35 = {
     "attn_gate": "linear_attn.in_proj_z",
     "ssm_alpha": "linear_attn.in_proj_a",
     "ssm_beta": "linear_attn.in_proj_b",
+}
+_MAMBA = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
+_BARE_MAMBA = {"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"}
+_FALCON_H1 = {
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+}
+# Of these layers each has one part alone.
+_NEMOTRON_H = {
+    "attn_norm": "norm",
+    **{stem: f"mixer.{name.rpartition('.')[2]}" for stem, name in (_MAMBA | _PROJECTIONS).items()},
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
 }
 # Older files have ssm_in, as Hugging Face's checkpoints do.
 _QWEN3_NEXT = {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
@@ -347,6 +368,33 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             norm_offset=1.0,
             plain_norms=("ssm_norm",),
         ),
+        "granitehybrid": GgufArchitecture(
+            model_type="granitemoehybrid",
+            block_names=_ATTENTION | _PRE_NORM | _MAMBA | {"ffn_down": "shared_mlp.output_linear"},
+            bare_names=_BARE_MAMBA,
+            joined={"shared_mlp.input_linear": ("ffn_gate", "ffn_up")},
+            permuted_qk=True,
+            bias_groups={"attention_bias": tuple(_PROJECTIONS)},
+        ),
+        "falcon-h1": GgufArchitecture(
+            model_type="falcon_h1",
+            block_names=_ATTENTION | _FALCON_H1 | _MAMBA,
+            bare_names=_BARE_MAMBA | {"ffn_norm": "pre_ff_layernorm.weight"},
+            top_names=TOP_NAMES | {"output_norm": "model.final_layernorm"},
+        ),
+        "nemotron_h": GgufArchitecture(
+            model_type="nemotron_h",
+            block_names=_NEMOTRON_H,
+            bare_names={own: f"mixer.{name.rpartition('.')[2]}" for own, name in _BARE_MAMBA.items()},
+            top_names={
+                "token_embd": "backbone.embeddings",
+                "output_norm": "backbone.norm_f",
+                "output": "lm_head",
+            },
+            body="backbone.",
+            permuted_qk=True,
+            bias_groups={"mlp_bias": tuple(_UP_DOWN)},
+        ),
         "olmoe": GgufArchitecture(model_type="olmoe", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _EXPERTS),
         "phi2": GgufArchitecture(
             model_type="phi",
@@ -388,7 +436,8 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         # Older files have attn_kv_b, as Hugging Face's checkpoints do.
         "deepseek2": GgufArchitecture(
             model_type="deepseek_v2",
-            block_names=_LATENT | _PRE_NORM | _MLP,
+            block_names=_LATENT | _PRE_NORM | _MLP | _EXPERTS | _SHARED_EXPERTS,
+            bare_names=_CHOICE_BIAS,
             joined={"self_attn.kv_b_proj": LATENT_UP},
         ),
         # XLM-RoBERTa, RoBERTa and DistilBERT, too: their layers are BERT's.

@@ -14,6 +14,7 @@ __all__ = [
     "ernie_config",
     "gating_functions",
     "grouped_config",
+    "latent_experts",
     "minimax_config",
     "missing_in_gguf",
     "routing_keys",
@@ -26,16 +27,22 @@ _FIRST, _NORM, _GATE = "leading_dense_block_count", "expert_weights_norm", "expe
 _GROUPS, _GROUPS_USED = "expert_group_count", "expert_group_used_count"
 _NO_GATE, _SOFTMAX_GATE, _SIGMOID_GATE = 0, 1, 2
 
-_GROUPED: Final = frozenset({"glm4moe", "dots1"})
+# Of deepseek2, the file says whether weights are a softmax or sigmoids.
+_BOTH: Final = frozenset({"deepseek2"})
+_GROUPED: Final = _BOTH | {"glm4moe", "dots1"}
 # Architectures whose first layers may have a dense MLP.
 _WITH_DENSE: Final = _GROUPED | {"lfm2moe", "ernie4_5-moe"}
-_SIGMOIDS: Final = _GROUPED | {"lfm2moe", "minimax-m2"}
+_SIGMOIDS: Final = (_GROUPED - _BOTH) | {"lfm2moe", "minimax-m2"}
+# GLM 4.7 Flash, whose older files do not say that its weights are sigmoids: layers, and tokens of the vocabulary.
+_SIGMOIDS_UNSAID: Final = frozenset({(47, 154_880), (48, 154_880)})
 # Keys of which the value is read for these architectures; others must not have them.
 _KEYS: Final[Mapping[str, Collection[str]]] = MappingProxyType(
     dict.fromkeys(("qwen2moe", "qwen3next", "qwen35moe"), (SHARED_SIZE,))
     | dict.fromkeys(_GROUPED, (_SHARED_COUNT, SHARED_SIZE, _SCALE, _GROUPS))
     | {"ernie4_5-moe": (_SHARED_COUNT, SHARED_SIZE)}
 )
+# llama.cpp scores groups of experts by the sum of so many of their largest weights.
+_GROUP_SCORE_SIZE: Final = 2
 # llama.cpp divides by no smaller sum of weights.
 _SMALLEST_SUM: Final = 2.0**-14
 
@@ -47,6 +54,8 @@ def routing_keys(architecture: str) -> Collection[str]:
 
 def gating_functions(architecture: str) -> tuple[int, ...]:
     """Return the values that ``expert_gating_func`` may have; the last is that of files without the key."""
+    if architecture in _BOTH:
+        return _NO_GATE, _SIGMOID_GATE, _SOFTMAX_GATE
     return (_NO_GATE, _SIGMOID_GATE) if architecture in _SIGMOIDS else (_NO_GATE, _SOFTMAX_GATE)
 
 
@@ -62,6 +71,30 @@ def grouped_config(model: GgufModel) -> dict[str, Any]:
         "n_group": model.integer(_GROUPS, 1, minimum=0) or 1,
         "topk_group": model.integer(_GROUPS_USED, 1, minimum=0) or 1,
     }
+
+
+def latent_experts(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of experts of deepseek2: those of DeepSeek V3, or with a softmax those of V2.
+
+    :raises UnsupportedArchitectureError: the file has another choice of experts
+    """
+    sizes = model.num_layers, model.tensor("token_embd.weight").shape[0]
+    gate = model.integer(_GATE, _NO_GATE, minimum=0) or (_SIGMOID_GATE if sizes in _SIGMOIDS_UNSAID else _SOFTMAX_GATE)
+    has_bias = any(name.endswith(".exp_probs_b.bias") for name in model.tensors)
+    config = grouped_config(model)
+    if has_bias != (gate == _SIGMOID_GATE):
+        what = "sigmoids as weights of experts" if gate == _SIGMOID_GATE else "a softmax as weights of experts"
+        raise model.unsupported(f"{what} {'with' if has_bias else 'without'} a bias of the choice")
+    if gate == _SIGMOID_GATE:
+        return {"model_type": "deepseek_v3", **config}
+    if config["norm_topk_prob"]:
+        raise model.unsupported("normalized weights of experts that are a softmax")
+    limited = (
+        {"topk_method": "group_limited_greedy", "gguf_group_score_size": _GROUP_SCORE_SIZE}
+        if config["n_group"] > 1
+        else {}
+    )
+    return {"model_type": "deepseek_v2", **config, **limited}
 
 
 def ernie_config(model: GgufModel) -> dict[str, Any]:
@@ -95,8 +128,8 @@ def routing_metadata(moe: MoeConfig, architecture: str) -> dict[str, Any]:
     :param architecture: GGUF's name of the model's architecture
     """
     values: dict[str, Any] = {}
-    if architecture in _SIGMOIDS:
-        values[_GATE] = _SIGMOID_GATE
+    if architecture in _SIGMOIDS | _BOTH:
+        values[_GATE] = _SIGMOID_GATE if moe.sigmoid_scores else _SOFTMAX_GATE
     if architecture in _WITH_DENSE:
         values[_FIRST] = min(moe.layers)
     if _SHARED_COUNT in routing_keys(architecture):
@@ -118,6 +151,8 @@ def missing_in_gguf(config: DecoderConfig, moe: MoeConfig, architecture: str) ->
         "layers without experts after others": moe.layers != frozenset(range(first, config.num_layers)),
         "experts without shared ones": is_grouped and moe.shared_intermediate_size is None,
         "experts without a bias of the choice": architecture in _SIGMOIDS and not moe.has_choice_bias,
+        "groups of experts by their largest weight": moe.num_groups_per_token < moe.num_groups
+        and moe.group_score_size != _GROUP_SCORE_SIZE,
         "a choice without normalized weights": architecture == "lfm2moe" and not moe.renormalize,
         # of lfm2moe, llama.cpp ignores the key
         "scaled weights of experts": not is_grouped and moe.routed_scale != 1.0,

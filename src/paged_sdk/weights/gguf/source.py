@@ -15,7 +15,7 @@ from torch import Tensor
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
-from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, RATES, TILED, GgufArchitecture, stem_of
+from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, RATES, TILED, VECTORS, GgufArchitecture, stem_of
 from paged_sdk.weights.gguf.config import config_from_gguf
 from paged_sdk.weights.gguf.file import open_gguf, tensors_of_parts
 from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
@@ -140,6 +140,8 @@ class GgufSource:
             # A convolution of each channel by itself has one input channel, which converters leave out.
             if own in ("conv", "ssm_conv1d") and len(tensor.shape) == 2:
                 tensor = evolve(tensor, shape=(tensor.shape[0], 1, tensor.shape[1]))
+            if stem_of(tensor.name) in VECTORS:
+                tensor = evolve(tensor, shape=(math.prod(tensor.shape),))
             yield name, tensor
             return
         is_norm = tensor.name.endswith("_norm.weight")  # one row per head
@@ -219,6 +221,8 @@ class GgufSource:
         return LatentUpWeight(*map(GgufWeight, parts))
 
     def _joined_parts(self, parts: Sequence[GgufTensor]) -> JoinedWeight:
+        if "linear_num_key_heads" not in self.config:
+            return self._stacked(parts)
         sizes = self._delta_sizes()
         key_heads, value_heads, key_dim, value_dim = sizes
         values = value_heads * value_dim
@@ -226,6 +230,13 @@ class GgufSource:
         if [part.shape for part in parts] != wanted:
             raise self._misfit(parts[0], f"cannot be those of {key_heads} key heads beside gates of {values} rows")
         return JoinedWeight(tuple(map(GgufWeight, parts)), qkvz_order(*sizes).argsort())
+
+    def _stacked(self, parts: Sequence[GgufTensor]) -> JoinedWeight:
+        """Return a gate and an up projection as one matrix."""
+        wanted = (self.config["intermediate_size"], self.config["hidden_size"])
+        if [part.shape for part in parts] != [wanted, wanted]:
+            raise self._misfit(parts[0], f"cannot be a gate of {wanted[0]} neurons beside an up projection")
+        return JoinedWeight(tuple(map(GgufWeight, parts)), torch.arange(2 * wanted[0]))
 
     def _delta_sizes(self) -> tuple[int, int, int, int]:
         """Return the numbers of key and value heads, and the sizes of a key and of a value, of gated delta networks."""

@@ -61,4 +61,33 @@ struct paged_gated_delta_args {
   int32_t reserved;
 };
 
+// Mamba-2's selective state space, then a skip connection, the gates silu(gate), and an RMSNorm of `norm_size` columns
+// at a time. A head's step is softplus(steps + step_bias), its decay exp(-rate * step). All in float32, rounded once.
+struct paged_mamba2_args {
+  paged_recurrent_rows rows;
+  const void* inputs;        // [tokens, heads * head_dim + 2 * groups * state_size]: x, B, C
+  const void* steps;         // [tokens, heads]
+  const void* gates;         // [tokens, heads * head_dim]
+  const float* rate;         // [heads]; step_bias and skip likewise
+  const float* step_bias;
+  const float* skip;
+  const float* norm_weight;  // [heads * head_dim]; null: no norm
+  float* pool;               // [slots, heads, state_size, head_dim]
+  float* read;               // [tokens, heads * head_dim], scratch
+  void* out;                 // [tokens, heads * head_dim], contiguous
+  int64_t inputs_stride;     // in elements
+  int64_t steps_stride;
+  int64_t gates_stride;
+  int32_t heads;       // a multiple of groups
+  int32_t head_dim;    // a multiple of 16, at most 256
+  int32_t groups;      // of heads with the same B and C
+  int32_t state_size;  // a multiple of 4, at most 256
+  int32_t norm_size;   // a multiple of 16
+  int32_t gate_first;  // 1: the norm is of the gated output; 0: the gates multiply the normed one
+  int32_t dtype;
+  int32_t num_threads;
+  float norm_eps;
+  int32_t reserved;
+};
+
 }  // extern "C"

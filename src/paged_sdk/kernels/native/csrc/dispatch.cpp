@@ -208,6 +208,11 @@ PAGED_EXPORT int32_t paged_gated_delta(int32_t level, const paged_gated_delta_ar
   return paged::level_at(level).kernels->gated_delta(*args);
 }
 
+// Returns 0.
+PAGED_EXPORT int32_t paged_mamba2(int32_t level, const paged_mamba2_args* args) {
+  return paged::level_at(level).kernels->mamba2(*args);
+}
+
 // Packs a dense matrix into panels of the format, padded with zero rows. Returns 0.
 PAGED_EXPORT int32_t paged_pack_dense(int32_t level, const paged_dense_args* args) {
   return paged::level_at(level).kernels->pack_dense(*args);

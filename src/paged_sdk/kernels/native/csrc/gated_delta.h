@@ -9,6 +9,7 @@
 #include "activations.h"
 #include "functions.h"
 #include "linear.h"
+#include "recurrent.h"
 
 namespace paged {
 namespace {
@@ -27,12 +28,6 @@ struct DeltaTokens {
   float strength[kDeltaTokens];
 };
 
-inline float load_number(const void* data, int64_t i, int32_t dtype) {
-  if (dtype == PAGED_FLOAT32) return static_cast<const float*>(data)[i];
-  const uint16_t half = static_cast<const uint16_t*>(data)[i];
-  return dtype == PAGED_BFLOAT16 ? from_bits(static_cast<uint32_t>(half) << 16) : half_to_float(half);
-}
-
 // Writes a vector of `size` columns, scaled to the given length.
 inline void load_scaled(const Matrix& x, int64_t row, int64_t col, int size, float length, float* out) {
   Floats squares = zero_floats();
@@ -46,16 +41,15 @@ inline void load_scaled(const Matrix& x, int64_t row, int64_t col, int size, flo
 }
 
 inline void load_tokens(const paged_gated_delta_args& args, int64_t begin, int count, int head, DeltaTokens& out) {
-  const Matrix inputs{args.inputs, args.inputs_stride, args.dtype};
+  const Matrix inputs{args.inputs, args.inputs_stride, args.dtype}, rates{args.rates, args.rates_stride, args.dtype};
   const int dim = args.key_dim, source = head / (args.value_heads / args.key_heads);
   const float query_length = 1.0f / std::sqrt(static_cast<float>(dim));
   for (int t = 0; t < count; ++t) {
     load_scaled(inputs, begin + t, int64_t{source} * dim, dim, query_length, out.query[t]);
     load_scaled(inputs, begin + t, (int64_t{args.key_heads} + source) * dim, dim, 1.0f, out.key[t]);
-    const int64_t at = (begin + t) * args.rates_stride + head;
-    out.strength[t] = 1.0f / (1.0f + std::exp(-load_number(args.rates, at, args.dtype)));
-    const float step = load_number(args.rates, at + args.value_heads, args.dtype) + args.step_bias[head];
-    out.decay[t] = std::exp(-args.rate[head] * (step > 20.0f ? step : std::log1p(std::exp(step))));
+    out.strength[t] = 1.0f / (1.0f + std::exp(-rates.at(begin + t, head)));
+    const float step = softplus(rates.at(begin + t, args.value_heads + head) + args.step_bias[head]);
+    out.decay[t] = std::exp(-args.rate[head] * step);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "decoder.h"
 #include "experts.h"
 #include "gated_delta.h"
+#include "mamba2.h"
 #include "pack_dense.h"
 #include "pages.h"
 #include "quantize_groups.h"
@@ -153,9 +154,22 @@ int gated_delta(const paged_gated_delta_args& args) {
   return kOk;
 }
 
+int mamba2(const paged_mamba2_args& args) {
+  const int64_t heads = args.heads, rows = args.rows.num_rows, tokens = args.rows.first_tokens[rows];
+  parallel_for(args.num_threads, rows * heads, tokens * scan_cost(args) / rows, [&](int64_t first, int64_t last, int) {
+    for (int64_t i = first; i < last; ++i) scan_head(args, i / heads, static_cast<int>(i % heads));
+  });
+  const int64_t parts = heads * args.head_dim / args.norm_size;
+  parallel_for(args.num_threads, tokens * parts, 3 * row_cost(args.norm_size), [&](int64_t first, int64_t last, int) {
+    for (int64_t i = first; i < last; ++i) gate_columns_of(args, i / parts, i % parts * args.norm_size);
+  });
+  return kOk;
+}
+
 }  // namespace
 
 extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, experts, attention, decoder, quantize, quantize_groups,
-                                     rows, norm, argmax, short_conv, gated_delta, pack_dense};
+                                     rows, norm, argmax, short_conv, gated_delta, mamba2,
+                                     pack_dense};
 
 }  // namespace paged

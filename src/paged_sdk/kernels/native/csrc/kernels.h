@@ -18,6 +18,7 @@ struct KernelTable {
   int (*argmax)(const paged_argmax_args& args);
   int (*short_conv)(const paged_short_conv_args& args);
   int (*gated_delta)(const paged_gated_delta_args& args);
+  int (*mamba2)(const paged_mamba2_args& args);
   int (*pack_dense)(const paged_dense_args& args);
 };
 

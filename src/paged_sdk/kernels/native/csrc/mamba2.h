@@ -1,0 +1,122 @@
+// Computes Mamba-2's selective state space (Dao and Gu, 2024, arXiv 2405.21060) token by token, so that a token's result
+// depends neither on how its sequence was cut nor on the other rows.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "activations.h"
+#include "functions.h"
+#include "linear.h"
+#include "recurrent.h"
+
+namespace paged {
+namespace {
+
+constexpr int kScanTokens = 16;  // tokens that share one visit of a state's rows
+constexpr int kScanRows = 4;     // rows of a state that stay in registers during a visit
+constexpr int kMostStateSize = 256;
+constexpr int kMostScanDim = 256;
+
+// A few tokens of a head.
+struct ScanTokens {
+  alignas(64) float b[kScanTokens][kMostStateSize];
+  alignas(64) float c[kScanTokens][kMostStateSize];
+  alignas(64) float x[kScanTokens][kMostScanDim];
+  alignas(64) float read[kScanTokens][kMostScanDim];
+  float decay[kScanTokens];
+  float step[kScanTokens];
+};
+
+inline void load_vector(const Matrix& from, int64_t row, int64_t col, int size, float* out) {
+  int c = 0;
+  for (; c + 16 <= size; c += 16) store_floats(out + c, from.load(row, col + c));
+  for (; c < size; ++c) out[c] = from.at(row, col + c);
+}
+
+inline void load_tokens(const paged_mamba2_args& args, int64_t begin, int count, int head, ScanTokens& out) {
+  const Matrix inputs{args.inputs, args.inputs_stride, args.dtype}, steps{args.steps, args.steps_stride, args.dtype};
+  const int64_t width = int64_t{args.heads} * args.head_dim, group = head / (args.heads / args.groups);
+  const int size = args.state_size;
+  for (int t = 0; t < count; ++t) {
+    load_vector(inputs, begin + t, int64_t{head} * args.head_dim, args.head_dim, out.x[t]);
+    load_vector(inputs, begin + t, width + group * size, size, out.b[t]);
+    load_vector(inputs, begin + t, width + (args.groups + group) * size, size, out.c[t]);
+    out.step[t] = softplus(steps.at(begin + t, head) + args.step_bias[head]);
+    out.decay[t] = std::exp(-args.rate[head] * out.step[t]);
+  }
+}
+
+// Takes kScanRows rows of 16 * kVectors columns of a state through the tokens, and adds what they read of them.
+template <int kVectors>
+inline void scan_rows(ScanTokens& tokens, int count, int row, int col, float* state, int head_dim) {
+  Floats s[kScanRows][kVectors];
+  for (int r = 0; r < kScanRows; ++r)
+    for (int v = 0; v < kVectors; ++v) s[r][v] = load_floats(state + static_cast<int64_t>(row + r) * head_dim + 16 * v);
+  for (int t = 0; t < count; ++t) {
+    const Floats decay = broadcast(tokens.decay[t]), step = broadcast(tokens.step[t]);
+    float* const read = tokens.read[t] + col;
+    Floats written[kVectors], sums[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      written[v] = mul(step, load_floats(tokens.x[t] + col + 16 * v));
+      sums[v] = load_floats(read + 16 * v);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kScanRows; ++r) {
+      const Floats b = broadcast(tokens.b[t][row + r]), c = broadcast(tokens.c[t][row + r]);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        s[r][v] = fma(b, written[v], mul(decay, s[r][v]));
+        sums[v] = fma(c, s[r][v], sums[v]);
+      }
+    }
+    for (int v = 0; v < kVectors; ++v) store_floats(read + 16 * v, sums[v]);
+  }
+  for (int r = 0; r < kScanRows; ++r)
+    for (int v = 0; v < kVectors; ++v) store_floats(state + static_cast<int64_t>(row + r) * head_dim + 16 * v, s[r][v]);
+}
+
+// Computes what the tokens of a row read of one head's state, with the skip connection.
+inline void scan_head(const paged_mamba2_args& args, int64_t row, int head) {
+  ScanTokens tokens;
+  const int dim = args.head_dim;
+  const int64_t size = int64_t{args.state_size} * dim, width = int64_t{args.heads} * dim;
+  float* const state = args.pool + (args.rows.slots[row] * args.heads + head) * size;
+  if (args.rows.is_new[row] != 0) std::memset(state, 0, sizeof(float) * size);
+  const Floats skip = broadcast(args.skip[head]);
+  const int64_t end = args.rows.first_tokens[row + 1];
+  for (int64_t begin = args.rows.first_tokens[row]; begin < end; begin += kScanTokens) {
+    const int count = static_cast<int>(std::min<int64_t>(kScanTokens, end - begin));
+    load_tokens(args, begin, count, head, tokens);
+    for (int t = 0; t < count; ++t)
+      for (int c = 0; c < dim; c += 16) store_floats(tokens.read[t] + c, mul(skip, load_floats(tokens.x[t] + c)));
+    for (int n = 0; n < args.state_size; n += kScanRows) {
+      int col = 0;
+      for (; col + 32 <= dim; col += 32) scan_rows<2>(tokens, count, n, col, state + col, dim);
+      if (col < dim) scan_rows<1>(tokens, count, n, col, state + col, dim);
+    }
+    for (int t = 0; t < count; ++t)
+      std::memcpy(args.read + (begin + t) * width + int64_t{head} * dim, tokens.read[t], sizeof(float) * dim);
+  }
+}
+
+// Gates and normalizes `norm_size` columns of a token, from `col` on.
+inline void gate_columns_of(const paged_mamba2_args& args, int64_t token, int64_t col) {
+  const int64_t width = int64_t{args.heads} * args.head_dim;
+  const Matrix gates{args.gates, args.gates_stride, args.dtype};
+  const Output out{args.out, width, args.dtype, {}};
+  float* const read = args.read + token * width + col;
+  const bool has_norm = args.norm_weight != nullptr;
+  if (has_norm && args.gate_first == 0) normalize(read, args.norm_size, args.norm_weight + col, args.norm_eps);
+  for (int c = 0; c < args.norm_size; c += 16)
+    store_floats(read + c, mul(load_floats(read + c), activate(gates.load(token, col + c), PAGED_SILU)));
+  if (has_norm && args.gate_first != 0) normalize(read, args.norm_size, args.norm_weight + col, args.norm_eps);
+  for (int c = 0; c < args.norm_size; c += 16) out.store(token, col + c, load_floats(read + c));
+}
+
+// Cost of a token and head, in byte multiply-adds (pool.h): some 1 us at 64 columns of 128 rows.
+inline int64_t scan_cost(const paged_mamba2_args& args) { return int64_t{30} * args.state_size * args.head_dim; }
+
+}  // namespace
+}  // namespace paged

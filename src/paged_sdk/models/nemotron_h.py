@@ -1,0 +1,98 @@
+"""Read Nemotron-H: layers that are a Mamba-2 layer, attention without positions, or an MLP without a gate."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attrs import evolve
+
+from paged_sdk.config.decoder import NO_ROPE, Activation, DecoderConfig, LayerParts
+from paged_sdk.config.recurrent import Mamba2Config
+from paged_sdk.errors import UnsupportedArchitectureError
+from paged_sdk.models.common_config import FULL, read_activation, read_common
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import DecoderFamily, NormNames, Sizes, TensorNames
+from paged_sdk.models.mamba2_fields import LINEAR, must_not_limit_steps, read_kinds
+
+__all__ = ["FAMILY"]
+
+_MLP, _EXPERTS = "mlp", "moe"
+_LETTERS: Final = {"M": LINEAR, "*": FULL, "-": _MLP, "E": _EXPERTS}
+_DEFAULT: Final = (LINEAR, _EXPERTS, FULL, _MLP)
+
+
+def _read(fields: ConfigFields) -> DecoderConfig:
+    fields = fields.with_defaults(num_key_value_heads=8, max_position_embeddings=4096, layer_norm_epsilon=1e-5)
+    fields = fields.with_defaults(head_dim=fields.positive("attention_head_dim", 128))
+    kinds = _read_kinds(fields)
+    fields = fields.updated(ConfigFields({"num_hidden_layers": len(kinds)}))
+    for key in ("attention_bias", "sliding_window"):  # which transformers ignores
+        if fields.is_set(key):
+            raise fields.error(key, "nothing: attention has neither biases nor windows")
+    mamba = _read_mamba(fields)
+    return evolve(
+        read_common(
+            fields,
+            ropes=(NO_ROPE,) * len(kinds),
+            activation=read_activation(fields, "mlp_hidden_act", Activation.RELU2),
+            eps="layer_norm_epsilon",
+        ),
+        norm_in_float32=True,
+        gated_mlp=False,
+        mlp_bias=fields.flag("mlp_bias", False),
+        recurrent=tuple(mamba if kind == LINEAR else None for kind in kinds),
+        parts=tuple(LayerParts.MIXER if kind in (LINEAR, FULL) else LayerParts.MLP for kind in kinds),
+    )
+
+
+def _read_kinds(fields: ConfigFields) -> tuple[str, ...]:
+    pattern = fields.text("hybrid_override_pattern", "")
+    if not set(pattern) <= set(_LETTERS):
+        raise fields.error("hybrid_override_pattern", f"letters among {' '.join(_LETTERS)}")
+    default = tuple(_LETTERS[letter] for letter in pattern) or _DEFAULT
+    kinds = read_kinds(fields, "layers_block_type", None, default, (FULL, LINEAR, _MLP, _EXPERTS))
+    if _EXPERTS in kinds:
+        raise UnsupportedArchitectureError(
+            "config.json: experts without gates, which layers of this nemotron_h model have, are not supported",
+            architecture="nemotron_h",
+        )
+    return kinds
+
+
+def _read_mamba(fields: ConfigFields) -> Mamba2Config:
+    heads, groups = fields.positive("mamba_num_heads", 128), fields.positive("n_groups", 8)
+    if heads % groups:
+        raise fields.error("n_groups", f"a divisor of mamba_num_heads = {heads}")
+    if read_activation(fields, "mamba_hidden_act", Activation.SILU) is not Activation.SILU:
+        raise fields.error("mamba_hidden_act", Activation.SILU.value)
+    must_not_limit_steps(fields)
+    has_bias = fields.flag("use_bias", False)
+    return Mamba2Config(
+        num_heads=heads,
+        head_dim=fields.positive("mamba_head_dim", 64),
+        state_size=fields.positive("ssm_state_size", 128),
+        num_groups=groups,
+        kernel_size=fields.positive("conv_kernel", 4),
+        conv_bias=fields.flag("use_conv_bias", True),
+        input_bias=has_bias,
+        output_bias=has_bias,
+    )
+
+
+_NAMES: Final = TensorNames(
+    embedding="embeddings",
+    qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+    output="mixer.o_proj",
+    recurrent="mixer",
+    up="mixer.up_proj",
+    down="mixer.down_proj",
+    norms=NormNames(attention="norm", mlp="norm", last="norm_f"),
+    unused=("mtp.",),
+)
+
+FAMILY = DecoderFamily(
+    architectures=("NemotronHForCausalLM",),
+    read=_read,
+    names=(evolve(_NAMES, body="backbone."), _NAMES),
+    sizes=Sizes(vocab=131_072, hidden=4096, mlp=21_504, layers=52, heads=32),
+)
