@@ -35,7 +35,15 @@ class Case:
     :ivar weights: gate, up and down in float64, ``[num_experts, rows, cols]``
     """
 
-    def __init__(self, *tensor_types: int, isa: str | None = None, num_threads: int = 1, inner: int = INNER) -> None:
+    def __init__(
+        self,
+        *tensor_types: int,
+        isa: str | None = None,
+        num_threads: int = 1,
+        inner: int = INNER,
+        activation: str = "silu",
+    ) -> None:
+        self.activation = activation
         self.generator = torch.Generator().manual_seed(sum(tensor_types))
         shapes = ((inner, HIDDEN), (inner, HIDDEN), (HIDDEN, inner))
         stacks = [
@@ -44,7 +52,9 @@ class Case:
         ]
         self.packed = [packed for packed, _ in stacks]
         self.weights = [values.view(NUM_EXPERTS, -1, values.shape[1]) for _, values in stacks]
-        self.experts = NativeExperts(workspace(isa, num_threads), *self.packed, num_experts=NUM_EXPERTS)
+        self.experts = NativeExperts(
+            workspace(isa, num_threads), *self.packed, num_experts=NUM_EXPERTS, activation=activation
+        )
 
     def tokens(self, num_tokens: int, *, num_experts: int = NUM_EXPERTS) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows, and the weights and numbers of their experts."""
@@ -62,7 +72,9 @@ class Case:
         for token, (weights, ids) in enumerate(zip(topk_weights.double(), topk_ids.tolist(), strict=True)):
             for weight, expert in zip(weights, ids, strict=True):
                 gate, up, down = (stack[expert] for stack in self.weights)
-                inner = F.silu(gate @ rows[token]) * (up @ rows[token])
+                gated = gate @ rows[token]
+                activated = F.silu(gated) if self.activation == "silu" else F.gelu(gated, approximate="tanh")
+                inner = activated * (up @ rows[token])
                 out[token] += weight * (down @ quantize_activations(inner[None])[0])
         return out
 
@@ -75,6 +87,15 @@ def assert_near(result: Tensor, expected: Tensor, tolerance: float = TOLERANCE) 
 @pytest.mark.parametrize("num_tokens", [1, 5, 40])
 def test_each_token_gets_its_experts(isa: str, num_tokens: int) -> None:
     case = Case(Q4_K, Q4_K, Q6_K, isa=isa)
+    tokens = case.tokens(num_tokens)
+    assert_near(case.experts(*tokens), case.expected(*tokens))
+
+
+@every_level
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_gates_of_gelu(isa: str, num_tokens: int) -> None:
+    """As Gemma 4's experts have them."""
+    case = Case(Q8_0, Q8_0, Q8_0, isa=isa, activation="gelu_tanh")
     tokens = case.tokens(num_tokens)
     assert_near(case.experts(*tokens), case.expected(*tokens))
 

@@ -170,14 +170,13 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": [3] * 3},
     "ministral3": {"rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}},
 }
-_GEMMAS: Final = tuple(name for name in CONFIGS if name.startswith("gemma4"))
 GATED: Final = ("glm4_moe", "dots1", "exaone_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared", "hunyuan_v1_moe")
 """Families with shared experts, or whose experts are not chosen by a softmax alone."""
 LATENT: Final = ("youtu", "deepseek_v2", "deepseek_v2 without groups", "deepseek_v3", "glm4_moe_lite")
 """Families with latent attention."""
 NOT_FUSED: Final = (
     *("phimoe", "falcon", "falcon with groups", "falcon with alibi", "bloom", "mpt", "hunyuan_v1_dense", "ministral3"),
-    *(*GATED, *LATENT, *_GEMMAS),
+    *(*GATED, *LATENT, "gemma4 26B"),
 )
 """Families whose layers the native decoder does not compute."""
 PROMPT: Final = random_prompt(60)

@@ -17,7 +17,7 @@ from paged_sdk.attention.backend import AttentionBackend, NativePages
 from paged_sdk.config.decoder import DecoderConfig, NormKind, QkNormWeights
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
-from paged_sdk.kernels.native.decoder import NativeDecoder, Projection, Router
+from paged_sdk.kernels.native.decoder import LayerInput, NativeDecoder, Projection, Router
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.lora import NativeAdapters, NativeLora
 from paged_sdk.kernels.native.norm import NativeNorm
@@ -85,6 +85,7 @@ class FusedLayers:
                     model.config,
                     pages,
                     place,
+                    number=layers[place],
                     rope=ropes.index(model.config.ropes[layers[place]]),
                     eps=self.norm_eps,
                     many_rows=many_rows,
@@ -116,17 +117,19 @@ class FusedLayers:
             rows = evolve(rows, cu_seqlens_read=None)
         ropes = [(rotation.cosines, rotation.sines) for rotation in rotations]
         adapters = _native_adapters(ctx.adapted, self.layers)
+        inputs = None if ctx.layer_inputs is None else ctx.layer_inputs.flatten(1).float().contiguous()
         later = None if ctx.inserted is None or not ctx.inserted.later else ctx.inserted
         if self._few is self._many or not rows.use_few(self._few_rows):
-            self._run(self._many, hidden, ropes, rows, adapters, later)
+            self._run(self._many, hidden, ropes, rows, adapters, later, inputs)
         elif rows.batch.in_chunks is None:
-            self._run(self._few, hidden, ropes, rows, adapters, later)
+            self._run(self._few, hidden, ropes, rows, adapters, later, inputs)
         else:
             for decoder, (tokens, part) in zip((self._many, self._few), rows.parts(), strict=True):
                 part_ropes = [(cosines[tokens], sines[tokens]) for cosines, sines in ropes]
                 own = None if adapters is None else NativeAdapters(adapters.loras, adapters.numbers[tokens])
                 part_later = None if later is None else later.part(tokens)
-                hidden[tokens] = self._run(decoder, hidden[tokens], part_ropes, part, own, part_later)
+                part_inputs = None if inputs is None else inputs[tokens]
+                hidden[tokens] = self._run(decoder, hidden[tokens], part_ropes, part, own, part_later, part_inputs)
         if self._group is not None:
             self._group.check_shared()
 
@@ -138,6 +141,7 @@ class FusedLayers:
         rows: NativeRows,
         adapters: NativeAdapters | None,
         later: InsertedRows | None,
+        inputs: Tensor | None,
     ) -> Tensor:
         """Run the layers over some of a step's tokens: in one call, after separate calls for the layers that are
         followed by an addition of image vectors.
@@ -146,15 +150,15 @@ class FusedLayers:
         if later is not None:
             assert self.stream_scale is None, "the vectors would have to be scaled"
             for index in range(self.layers.start, min(self.layers.stop, len(later.later))):
-                decoder(hidden, ropes, rows.slots, rows.batch, None, adapters, layers=range(first, first + 1))
+                one = range(first, first + 1)
+                decoder(hidden, ropes, rows.slots, rows.batch, None, adapters, layers=one, layer_inputs=inputs)
                 later.add_to(hidden, index)
                 first += 1
         rest = range(first, len(self.layers))
-        return (
-            hidden
-            if not rest
-            else decoder(hidden, ropes, rows.slots, rows.batch, rows.cu_seqlens_read, adapters, layers=rest)
-        )
+        if not rest:
+            return hidden
+        read = rows.cu_seqlens_read
+        return decoder(hidden, ropes, rows.slots, rows.batch, read, adapters, layers=rest, layer_inputs=inputs)
 
 
 @runtime_checkable
@@ -198,6 +202,7 @@ class FusedDecoderModel:
         hidden = self._model.looked_up(token_ids, ctx).float()
         if ctx.inserted is not None:
             ctx.inserted.put_into(hidden)
+        ctx = self._model.with_layer_inputs(token_ids, hidden.to(self.dtype), ctx)
         if self._layers.stream_scale is not None:
             hidden *= self._layers.stream_scale
         self._layers.run(hidden, [rope.at(positions, ctx.is_long) for rope in self._model.ropes.values()], ctx)
@@ -248,6 +253,8 @@ def native_projections(model: DecoderModel) -> list[dict[int, str]]:
             linears |= {4: layer.mlp.gate_up, 6: layer.mlp.down}
         elif isinstance(layer.mlp, PlainMlp):
             linears |= {5: layer.mlp.up, 6: layer.mlp.down}
+        if layer.layer_input is not None:
+            linears |= {7: layer.layer_input.gate, 8: layer.layer_input.output}
         found.append({n: linear.name for n, linear in linears.items() if isinstance(linear, AdaptableLinear)})
     return found
 
@@ -263,12 +270,19 @@ def _native_layer(
     pages: NativePages,
     index: int,
     *,
+    number: int,
     rope: int,
     eps: float,
     many_rows: bool,
 ) -> NativeLayer:
-    """Describe one layer to the native library, with its weights in the form for many rows or for few."""
+    """Describe one layer to the native library, with its weights in the form for many rows or for few.
+
+    :param index: the layer's place among the pages
+    :param number: its number in the model
+    """
     attention, mlp, shape = layer.attention, layer.mlp, pages.shapes[index]
+    own = config.layer(number)
+    qkv = _projections(attention.qkv, many_rows=many_rows)
     (output,) = _projections(attention.output, many_rows=many_rows)
     router = None
     if isinstance(mlp, MoeMlp):
@@ -306,7 +320,7 @@ def _native_layer(
     return NativeLayer(
         shape=shape,
         cache=pages.caches[index],
-        qkv=_projections(attention.qkv, many_rows=many_rows),
+        qkv=(*qkv, qkv[-1]) if own.keys_as_values and own.kv_layer is None else qkv,
         output=output,
         router=router,
         gate=gate,
@@ -324,6 +338,10 @@ def _native_layer(
         query_norm_bias=query[1],
         key_norm=key[0],
         key_norm_bias=key[1],
+        value_norm=attention.value_norm is not None,
+        shares_keys=own.kv_layer is not None,
+        layer_input=_layer_input(layer, config, number, many_rows=many_rows),
+        scale=1.0 if layer.scale is None else float(layer.scale),
         norm_eps=eps,
         clip=config.qkv_clip,
         sinks=attention.sinks,
@@ -334,6 +352,16 @@ def _native_layer(
         inner_widths=last.inputs if isinstance(last, ColumnParallelLinear | ColumnParallelExperts) else None,
         hidden_widths=None if joined is None else joined.outputs,
     )
+
+
+def _layer_input(layer: DecoderLayer, config: DecoderConfig, number: int, *, many_rows: bool) -> LayerInput | None:
+    own = layer.layer_input
+    if own is None or config.layer_inputs is None:
+        return None
+    (gate,), (output,) = (_projections(each, many_rows=many_rows) for each in (own.gate, own.output))
+    norm = _given(own.norm)[0]
+    assert norm is not None
+    return LayerInput(gate=gate, output=output, norm=norm, column=number * config.layer_inputs.size)
 
 
 def _given(norm: Norm | None) -> tuple[Tensor | None, Tensor | None]:
@@ -357,7 +385,8 @@ def _head_norms(
     query, key = weight[: config.num_heads], weight[config.num_heads :]
     if config.qk_norm_weights is QkNormWeights.OWN:
         return (query.flatten(), None), (key.flatten(), None)
-    return (query[0], None if bias is None else bias[0]), (key[0], None if bias is None else bias[-1])
+    of_keys = key[0] if len(key) else None  # none in layers that attend over another layer's keys
+    return (query[0], None if bias is None else bias[0]), (of_keys, None if bias is None else bias[-1])
 
 
 def _projections(linear: Linear, *, many_rows: bool) -> tuple[Projection, ...]:

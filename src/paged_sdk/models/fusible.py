@@ -14,6 +14,7 @@ from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_mlp import GatedMlp
+from paged_sdk.models.layer_inputs import LayerInputBlock
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.norms import WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
@@ -28,10 +29,11 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
             # shapes, and settings of the attention backend
             *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "max_position"),
             *("num_heads", "num_kv_heads", "head_dim", "sliding_windows", "attention_scale", "attention_softcap"),
-            *("attention_sinks", "num_image_layers"),
+            *("attention_sinks", "num_image_layers", "layer_shapes"),
             # norms, biases and activations of the layers
             *("norm", "norm_eps", "norm_bias", "norm_offset", "norm_in_float32", "input_norms", "sandwich_norms"),
-            *("qk_norm", "qk_norm_weights", "qk_norm_bias", "qkv_clip", "parallel_residual"),
+            *("qk_norm", "qk_norm_weights", "qk_norm_bias", "value_norm", "qkv_clip", "parallel_residual"),
+            *("layer_scales", "layer_inputs"),
             *("qkv_bias", "output_bias", "mlp_bias", "gated_mlp", "activation", "ropes", "moe"),
             # the order of a checkpoint's rows, which loading normalizes
             *("qkv_groups", "qkv_values_first"),
@@ -90,8 +92,11 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
         return f"the native decoder does not know {unknown}"
     if config.moe is not None and config.activation is not Activation.SILU:
         return f"the native decoder's experts have no activation {config.activation.value}"
-    if config.hidden_size % 16 or config.intermediate_size % 16:
+    of_layers = (config.layer(index).intermediate_size for index in range(config.num_layers))
+    if any(size % 16 for size in (config.hidden_size, *of_layers)):
         return "its hidden or intermediate size is not a multiple of 16"
+    if config.layer_inputs is not None and config.layer_inputs.size % 16:
+        return "the size of its layers' own inputs is not a multiple of 16"
     for layer in model.layers if layers is None else model.layers[layers.start : layers.stop]:
         if any(linear.native_weights is None for linear in layer.linears):
             return "its weights have no native kernel"
@@ -113,6 +118,8 @@ def _unknown_combination(config: DecoderConfig, max_interleaved: int) -> str | N
         return f"residual_scale = {config.residual_scale} with {others}"
     if config.sandwich_norms and (config.parallel_residual or not is_rms):
         return "norms after attention with layer norms or parallel residuals"
+    if not config.sandwich_norms and (config.layer_scales or config.layer_inputs is not None):
+        return "scales or inputs of layers without norms after attention"
     if config.parallel_residual and config.moe is not None:
         return "experts beside attention"
     if any(rope.interleaved and rope.rotary_dim > max_interleaved for rope in config.ropes):
@@ -132,6 +139,9 @@ def _unknown_kind(model: DecoderModel) -> str | None:
     parts += [(rope, (RotaryEmbedding,)) for rope in model.ropes.values()]
     for layer in model.layers:
         attention, mlp = layer.attention, layer.mlp
+        block = layer.layer_input
+        parts += [] if block is None else [(block, (LayerInputBlock,))]
+        norms += [attention.value_norm, None if block is None else block.norm]
         parts += [(layer, (DecoderLayer,)), (attention, (AttentionBlock,)), (mlp, (GatedMlp, PlainMlp, MoeMlp))]
         norms += [layer.attention_norm, layer.attention_output_norm, layer.mlp_norm, layer.mlp_output_norm]
         qk_norm = attention.qk_norm

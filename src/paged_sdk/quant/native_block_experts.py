@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.packed import PackedWeight
@@ -23,8 +24,8 @@ class NativeBlockExperts(Experts):
     :param gate: ``[num_experts * intermediate_size, hidden_size]``
     :param up: likewise
     :param down: ``[num_experts * hidden_size, intermediate_size]``
-    :param extras: None: plain SwiGLU without biases
-    :param join: see :class:`~paged_sdk.kernels.native.experts.NativeExperts`
+    :param extras: None: no biases, and ``activation``
+    :param join: see :class:`~paged_sdk.kernels.native.experts.NativeExperts`; ``activation`` likewise
     """
 
     def __init__(
@@ -37,9 +38,12 @@ class NativeBlockExperts(Experts):
         num_experts: int,
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
+        activation: GatedActivation = "silu",
     ) -> None:
         self._native = NativeExpertWeights(gate=gate, up=up, down=down, extras=extras)
-        self._experts = NativeExperts(workspace, gate, up, down, num_experts=num_experts, join=join)
+        self._experts = NativeExperts(
+            workspace, gate, up, down, num_experts=num_experts, join=join, activation=activation
+        )
         if extras is not None:
             self._experts.extend(
                 (extras.gate_bias, extras.up_bias, extras.down_bias), alpha=extras.alpha, limit=extras.limit

@@ -36,7 +36,7 @@ from paged_sdk.kernels.native.paged_attention import (
 from paged_sdk.kernels.native.ranks import SharedSum
 from paged_sdk.kernels.native.structures import ACTIVATIONS, DTYPES, Decoder, Layer, Rope, Weight
 
-__all__ = ["DecoderLayer", "NativeDecoder", "Projection", "Router"]
+__all__ = ["DecoderLayer", "LayerInput", "NativeDecoder", "Projection", "Router"]
 
 _HEAD_NORMS: Final = MappingProxyType({"shared": 0, "own": 1, "whole": 2})
 
@@ -83,10 +83,31 @@ class Projection:
 
 
 @frozen(eq=False, kw_only=True)
+class LayerInput:
+    """Describes what a layer adds of a token besides its embedding: ``norm(output @ (activation(gate @ x) * input))``,
+    of the residual stream after the feed-forward network, and a vector ``input`` of the token.
+
+    :ivar gate: [size, hidden]; size is a multiple of 16
+    :ivar output: [hidden, size]
+    :ivar norm: [hidden], weight of the RMSNorm of the result
+    :ivar column: first column of the layer's vectors in the step's
+    """
+
+    gate: Projection
+    output: Projection
+    norm: Tensor
+    column: int
+
+    @property
+    def size(self) -> int:
+        return self.gate.weight.rows
+
+
+@frozen(eq=False, kw_only=True)
 class DecoderLayer:
     """Holds the weights and settings of one layer. Hidden and inner sizes are multiples of 16.
 
-    :ivar qkv: query, key and value [.., hidden], or one fused matrix
+    :ivar qkv: query, key and value [.., hidden], or one fused matrix; only query with ``shares_keys``
     :ivar output: [hidden, num_heads * head_dim]
     :ivar router: selects experts, whose concatenated matrices are ``gate``, ``up`` and ``down``; None: one MLP for all
         tokens
@@ -105,6 +126,10 @@ class DecoderLayer:
         head ("own"), or normalize all heads as one vector ("whole")
     :ivar query_norm: weight of the norm of queries before rotation; None: no norm
     :ivar key_norm: likewise for keys
+    :ivar value_norm: whether each head's values are divided by their root mean square
+    :ivar shares_keys: whether the layer attends over keys and values that an earlier layer has written to ``cache``
+    :ivar layer_input: what the layer adds of a token besides its embedding, with norms of outputs only; None: nothing
+    :ivar scale: multiplies the residual stream after the layer, with norms of outputs only
     :ivar clip: limit of the magnitude of queries, keys and values; None: no limit
     :ivar sinks: [num_heads], an extra logit without a value in each head's softmax; None: no sinks
     :ivar parallel: whether the MLP reads the same normalized input as attention, and both outputs are added at once
@@ -136,6 +161,10 @@ class DecoderLayer:
     query_norm_bias: Tensor | None = None
     key_norm: Tensor | None = None
     key_norm_bias: Tensor | None = None
+    value_norm: bool = False
+    shares_keys: bool = False
+    layer_input: LayerInput | None = None
+    scale: float = 1.0
     norm_eps: float
     clip: float | None = None
     sinks: Tensor | None = None
@@ -166,8 +195,11 @@ class DecoderLayer:
             raise ConfigError.of(
                 "parallel", True, "False with experts, and with a norm before the feed-forward network"
             )
+        if self.mlp_output_norm is None and (self.layer_input is not None or self.scale != 1.0):
+            raise ConfigError.of("mlp_output_norm", None, "a norm, with a layer's own input or scale")
+        keys = 0 if self.shares_keys else self.shape.num_kv_heads * size
         expected = {
-            "qkv": (queries + 2 * self.shape.num_kv_heads * size, hidden),
+            "qkv": (queries + 2 * keys, hidden),
             "output": self._last_shape(self.output.weight.rows, self.attended_widths, queries),
         }
         found = {"qkv": (sum(each.weight.rows for each in self.qkv), hidden), "output": _shape(self.output)}
@@ -181,6 +213,11 @@ class DecoderLayer:
             found |= {"gate": _shape(self.gate or self.up), "up": _shape(self.up), "down": _shape(self.down)}
         else:
             self._check_experts(self.router)
+        if (own := self.layer_input) is not None:
+            if own.size % 16:
+                raise ConfigError.of("layer_input.size", own.size, "a multiple of 16")
+            expected |= {"input gate": (own.size, hidden), "input output": (hidden, own.size)}
+            found |= {"input gate": _shape(own.gate), "input output": _shape(own.output)}
         if found != expected:
             raise ConfigError.of("shapes of a layer's weights", found, str(expected))
 
@@ -246,6 +283,8 @@ class NativeDecoder:
         self._max_interleaved = workspace.library.max_interleaved
         self._shared = shared
         self._layers = tuple(layers)
+        inputs = [layer.layer_input for layer in layers if layer.layer_input is not None]
+        self._input_columns = max((each.column + each.size for each in inputs), default=0)
         num_ropes = 1 + max(layer.rope for layer in layers)
         # A rotary embedding may be at most as wide as the smallest heads of the layers that use it.
         self._widest_ropes = [
@@ -284,6 +323,12 @@ class NativeDecoder:
         for name in ("output", "gate", "up", "down"):
             if (projection := getattr(layer, name)) is not None:
                 self._describe_projection(getattr(target, name), projection)
+        if (own := layer.layer_input) is not None:
+            self._describe_projection(target.input_gate, own.gate)
+            self._describe_projection(target.input_output, own.output)
+            target.input_norm = self._vector("layer_input.norm", own.norm, hidden)
+            target.input_column = own.column
+        target.shares_keys, target.value_norm, target.scale = layer.shares_keys, layer.value_norm, layer.scale
         if (router := layer.router) is not None:
             target.router.bias = self._vector("router.bias", router.bias, router.num_experts)
             target.router.weight, target.router.dtype = router.weight.data_ptr(), DTYPES[router.weight.dtype]
@@ -340,6 +385,7 @@ class NativeDecoder:
         adapters: NativeAdapters | None = None,
         *,
         layers: range | None = None,
+        layer_inputs: Tensor | None = None,
     ) -> Tensor:
         """Run all layers, or a range of consecutive ones.
 
@@ -353,6 +399,8 @@ class NativeDecoder:
             rows will be read
         :param adapters: the adapter of each token; None: no adapters
         :param layers: the layers to run, a range with step 1; None: all
+        :param layer_inputs: [num_tokens, columns of all layers] float32, contiguous: the tokens' vectors for layers
+            with a :attr:`~DecoderLayer.layer_input`; None: no layer has one
         :returns: ``hidden``
         :raises ConfigError: shapes or dtypes do not fit
         """
@@ -371,11 +419,17 @@ class NativeDecoder:
             target.cosines, target.sines, target.half = cosines.data_ptr(), sines.data_ptr(), half
         if cu_seqlens_read is not None:
             _check_contiguous("cu_seqlens_read", cu_seqlens_read, batch.cu_seqlens_q.shape, torch.int32)
+        columns = 0 if layer_inputs is None else layer_inputs.shape[-1]
+        if columns < self._input_columns:
+            raise ConfigError.of("layer_inputs", columns, f"at least {self._input_columns} columns")
+        if layer_inputs is not None:
+            _check_contiguous("layer_inputs", layer_inputs, (num_tokens, columns), torch.float32)
         layers = range(len(self._layers)) if layers is None else layers
         args = self._args
         args.layers, args.num_layers = addressof(self._table) + layers.start * sizeof(Layer), len(layers)
         args.cu_seqlens_read = pointer(cu_seqlens_read)
         args.hidden, args.slots = hidden.data_ptr(), slots.data_ptr()
+        args.layer_inputs, args.layer_input_stride = pointer(layer_inputs), columns
         args.batch = describe_batch(batch)
         args.num_rows = num_tokens
         args.num_adapters, kept = 0, None

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import check_matrix, describe, float_vector, pointer
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.ranks import ColumnJoin
-from paged_sdk.kernels.native.structures import DTYPES, Experts
+from paged_sdk.kernels.native.structures import ACTIVATIONS, DTYPES, Experts
 
 __all__ = ["NativeExperts", "check_experts"]
 
@@ -60,7 +61,7 @@ def check_experts(
 
 
 class NativeExperts:
-    """Computes SwiGLU experts; each projection holds the packed matrices of all experts, concatenated by rows.
+    """Computes experts with gates; each projection holds the packed matrices of all experts, concatenated by rows.
 
     :param workspace: scratch memory of the calling engine; used by one call at a time
     :param gate: ``[num_experts * inner, hidden]``, inner a multiple of 32
@@ -68,6 +69,7 @@ class NativeExperts:
     :param down: ``[num_experts * hidden, inner]``
     :param join: with tensor parallelism, gathers the input of ``down`` from all ranks. ``gate`` and ``up`` then hold
         this rank's neurons of every expert, and ``down`` this rank's rows and all columns. None: one rank
+    :param activation: of the gates, unless :meth:`extend` is called
     :raises ConfigError: shapes do not fit, a weight is for many rows, or they are not all in blocks or all dense
     """
 
@@ -80,6 +82,7 @@ class NativeExperts:
         *,
         num_experts: int,
         join: ColumnJoin | None = None,
+        activation: GatedActivation = "silu",
     ) -> None:
         check_experts(gate, up, down, num_experts=num_experts, widths=None if join is None else join.widths)
         self.hidden_size: int = gate.cols
@@ -90,6 +93,7 @@ class NativeExperts:
         self._weights = {"gate": gate, "up": up, "down": down}
         self._join = join
         self._args = Experts(workspace=workspace.handle, num_threads=workspace.num_threads, num_experts=num_experts)
+        self._args.activation = ACTIVATIONS[activation]
         if join is not None:
             self._args.gather, self._args.group = join.shared.gather_address, join.shared.handle
             self._args.inner_widths = pointer(join.widths)
@@ -115,7 +119,7 @@ class NativeExperts:
         return sum(weight.num_bytes for weight in self._weights.values())
 
     def __call__(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """Compute the sum of ``weight * down @ (silu(gate @ x) * (up @ x))`` over each token's experts.
+        """Compute the sum of ``weight * down @ (activation(gate @ x) * (up @ x))`` over each token's experts.
 
         :param x: ``[num_tokens, hidden]`` float32, bfloat16 or float16; rows contiguous
         :param topk_weights: ``[num_tokens, num_selected]`` float32

@@ -19,7 +19,7 @@ from paged_sdk.kernels.own_pages import own_pages
 
 __all__ = ["NativeAdapters", "NativeLora"]
 
-NUM_PROJECTIONS: Final = 7
+NUM_PROJECTIONS: Final = 9
 _PANEL: Final = 16
 _RANKS: Final = 4
 """Ranks are padded with zeros to a multiple of this."""

@@ -104,7 +104,7 @@ class Experts(Structure):
         ("num_threads", c_int32),
         ("swiglu_alpha", c_float),
         ("swiglu_limit", c_float),
-        ("reserved", c_int32),
+        ("activation", c_int32),
     )
 
 
@@ -206,6 +206,9 @@ class Layer(Structure):
         ("gate", Weight),
         ("up", Weight),
         ("down", Weight),
+        ("input_gate", Weight),
+        ("input_output", Weight),
+        ("input_norm", c_void_p),
         ("attention_norm", c_void_p),
         ("attention_output_norm", c_void_p),
         ("mlp_norm", c_void_p),
@@ -230,6 +233,10 @@ class Layer(Structure):
         ("head_norm", c_int32),
         ("parallel", c_int32),
         ("first_hidden", c_int32),
+        ("shares_keys", c_int32),
+        ("value_norm", c_int32),
+        ("input_column", c_int32),
+        ("scale", c_float),
     )
 
 
@@ -249,6 +256,9 @@ class Decoder(Structure):
         ("sum", c_void_p),
         ("gather", c_void_p),
         ("group", c_void_p),
+        ("layer_inputs", c_void_p),
+        ("layer_input_stride", c_int64),
+        ("original_rows", c_void_p),
         ("num_layers", c_int32),
         ("num_rows", c_int32),
         ("num_threads", c_int32),

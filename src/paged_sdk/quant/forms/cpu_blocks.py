@@ -62,10 +62,12 @@ class _CpuBlocks(Form):
     ) -> Experts | None:
         stacks = [_of_one_type(matrices) for matrices in (gate, up, down)]
         served = [stack for stack in stacks if stack is not None]
-        if place.workspace is None or len(served) < len(stacks) or activation != "silu":
+        if place.workspace is None or len(served) < len(stacks):
             return None
         packed = [_packed(place.workspace.library, stack, place) for stack in served]
-        return NativeBlockExperts(place.workspace, *packed, num_experts=len(gate), extras=extras, join=join)
+        return NativeBlockExperts(
+            place.workspace, *packed, num_experts=len(gate), extras=extras, join=join, activation=activation
+        )
 
     def embedding(self, matrix: StoredMatrix, place: Place, *, scale: float | None) -> Embedding | None:
         if not isinstance(matrix, BlockMatrix) or place.device.type != "cpu":

@@ -63,13 +63,15 @@ class _CpuGrouped(Form):
         stacks = [_grouped(matrices, place) for matrices in (gate, up, down)]
         served = [stack for stack in stacks if stack is not None and _in_units(stack)]
         match served:
-            case [gate_stack, up_stack, down_stack] if place.workspace is not None and activation == "silu":
+            case [gate_stack, up_stack, down_stack] if place.workspace is not None:
                 # Experts read activations in the input's order, so permuted columns cannot be packed.
                 packed = [
                     _packed(stack, place, as_stored=all(each.order is None for each in stack))
                     for stack in (gate_stack, up_stack, down_stack)
                 ]
-                return NativeBlockExperts(place.workspace, *packed, num_experts=len(gate), extras=extras, join=join)
+                return NativeBlockExperts(
+                    place.workspace, *packed, num_experts=len(gate), extras=extras, join=join, activation=activation
+                )
             case _:
                 return None
 

@@ -48,12 +48,14 @@ class _NativeDense(Form):
         activation: GatedActivation,
     ) -> Experts | None:
         everything = [*gate, *up, *down]
-        if place.workspace is None or not _served(everything, place) or activation != "silu":
+        if place.workspace is None or not _served(everything, place):
             return None
         if any(matrix.shape[0] % _UNIT for matrix in everything):
             return None
         packed = [_packed(matrices, place) for matrices in (gate, up, down)]
-        return NativeBlockExperts(place.workspace, *packed, num_experts=len(gate), extras=extras, join=join)
+        return NativeBlockExperts(
+            place.workspace, *packed, num_experts=len(gate), extras=extras, join=join, activation=activation
+        )
 
     def embedding(self, matrix: StoredMatrix, place: Place, *, scale: float | None) -> Embedding | None:
         if place.workspace is None or not _served([matrix], place):

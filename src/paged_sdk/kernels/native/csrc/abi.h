@@ -114,7 +114,7 @@ using PagedSum = void (*)(void* group, float* data, int64_t count);
 using PagedGather = void (*)(void* group, const float* own, int64_t stride, int64_t num_rows, const int32_t* widths,
                              float* out);
 
-// out[t, :] = sum_k topk_weights[t, k] * down_e . (silu(gate_e . x[t, :]) * (up_e . x[t, :])), e = topk_ids[t, k]. Each
+// out[t, :] = sum_k topk_weights[t, k] * down_e . (act(gate_e . x[t, :]) * (up_e . x[t, :])), e = topk_ids[t, k]. Each
 // weight stacks the packed matrices of num_experts experts vertically, each with a multiple of 32 rows, and may have a
 // bias. If swiglu_limit is set, gate and up are clamped to it (gate from above only), and the product is (up + 1) *
 // gate * sigmoid(swiglu_alpha * gate).
@@ -142,7 +142,7 @@ struct paged_experts_args {
   int32_t num_threads;
   float swiglu_alpha;
   float swiglu_limit;  // 0: none
-  int32_t reserved;
+  int32_t activation;  // of gates, without swiglu_limit
 };
 
 // Paged keys and values of one layer: [num_blocks, block_size, num_kv_heads, head_dim], and for f8e4m3 one float32
@@ -240,13 +240,20 @@ struct paged_rope {
 // In tensor parallelism, each rank has some heads and neurons. Without widths, output and down have the columns of this
 // rank's heads and neurons, and their results are summed over ranks. With widths, output and down have some rows with
 // all columns; their inputs and outputs are gathered, so that every number is the same as on one rank.
+//
+// A layer that shares keys and values attends over those that an earlier layer has written to the same cache. With
+// input_gate, the layer then adds norm(input_output . (act(input_gate . stream) * input)), where `input` is a vector of
+// the token for this layer. Last, the stream is multiplied by `scale`.
 struct paged_layer {
-  paged_weight qkv[3];  // query, key, value; or one fused matrix
+  paged_weight qkv[3];  // query, key, value; or one fused matrix; or only query
   paged_weight output;
   paged_router router;
   paged_weight gate;  // data null: no gate; the activation applies to up
   paged_weight up;
   paged_weight down;
+  paged_weight input_gate;  // [input size, hidden]; data null: the layer has no input of its own
+  paged_weight input_output;
+  const float* input_norm;  // [hidden], after input_output
   const float* attention_norm;  // null: no norm; also mlp_norm
   const float* attention_output_norm;  // null: added without a norm; the same in all layers
   const float* mlp_norm;
@@ -271,6 +278,10 @@ struct paged_layer {
   int32_t head_norm;
   int32_t parallel;
   int32_t first_hidden;  // this rank's first column of the residual stream, with hidden_widths
+  int32_t shares_keys;   // 1: attends over keys and values that an earlier layer has written; qkv has only queries
+  int32_t value_norm;    // 1: each head's values are divided by their root mean square
+  int32_t input_column;  // first column of the layer's vectors in the step's layer_inputs
+  float scale;           // 1: the stream is left as it is
 };
 
 // Index of a projection in an adapter's updates. If query, key and value, or gate and up, are one fused matrix, its
@@ -280,7 +291,9 @@ enum PagedProjection : int32_t {
   PAGED_OUTPUT = 3,
   PAGED_GATE_UP = 4,
   PAGED_DOWN = 6,
-  PAGED_PROJECTIONS = 7,
+  PAGED_INPUT_GATE = 7,
+  PAGED_INPUT_OUTPUT = 8,
+  PAGED_PROJECTIONS = 9,
 };
 
 // An adapter's update of one product: out = out * gains[0] + gains[1] + up . (down . x), for `rows` outputs from
@@ -308,7 +321,7 @@ struct paged_ranks {
 
 // Runs all layers on hidden [num_rows, hidden], float32, contiguous, in place, and writes the keys and values of the
 // rows' tokens to their slots. Of sequence s, only the last cu_seqlens_read[s + 1] - cu_seqlens_read[s] rows are read
-// afterwards; the others keep their values from before the last layer.
+// afterwards; the others keep their values from before the last layer that writes keys.
 struct paged_decoder_args {
   float* hidden;
   const paged_rope* ropes;
@@ -322,6 +335,9 @@ struct paged_decoder_args {
   PagedSum sum;  // all-reduce of attention and feed-forward outputs; null: one rank
   PagedGather gather;  // null: one rank
   void* group;
+  const float* layer_inputs;     // [num_rows, layer_input_stride]; null: no layer has an input of its own
+  int64_t layer_input_stride;
+  const int32_t* original_rows;  // null from callers. Within the library, of rows that are read: their rows of the step
   int32_t num_layers;
   int32_t num_rows;
   int32_t num_threads;

@@ -116,11 +116,13 @@ inline float inverse_rms(const Matrix& x, int64_t row, int cols, float eps) {
   return 1.0f / __builtin_sqrtf(total / static_cast<float>(cols) + eps);
 }
 
-// Applies RMSNorm to a row in place: x / rms(x) * weight.
+// Applies RMSNorm to a row in place: x / rms(x) * weight; without a weight, x / rms(x).
 inline void normalize(float* row, int size, const float* weight, float eps) {
   const Floats factor = broadcast(inverse_rms({row, size, PAGED_FLOAT32}, 0, size, eps));
-  for (int c = 0; c < size; c += 16)
-    store_floats(row + c, mul(mul(load_floats(row + c), factor), load_floats(weight + c)));
+  for (int c = 0; c < size; c += 16) {
+    const Floats scaled = mul(load_floats(row + c), factor);
+    store_floats(row + c, weight == nullptr ? scaled : mul(scaled, load_floats(weight + c)));
+  }
 }
 
 // Applies LayerNorm to a row: (x - mean(x)) / deviation(x) * weight + bias. The bias may be null; out may be row.

@@ -31,7 +31,8 @@ inline void transform_head(float* head, int size) {
   for (int c = 0; c < size; c += 16) store_floats(head + c, mul(load_floats(head + c), unit));
 }
 
-// Changes the basis of a token's queries, keys and values, in place: `group` query heads per KV head.
+// Changes the basis of a token's queries, keys and values, in place: `group` query heads per KV head. Without keys,
+// those of the queries alone.
 inline void change_basis(const float* factors, int num_kv_heads, int group, int size, float* queries, float* keys,
                          float* values) {
   for (int h = 0; h < num_kv_heads; ++h) {
@@ -40,6 +41,7 @@ inline void change_basis(const float* factors, int num_kv_heads, int group, int 
       for (int c = 0; c < size; c += 16) store_floats(query + c, div(load_floats(query + c), load_floats(own + c)));
       transform_head(query, size);
     }
+    if (keys == nullptr) continue;
     float* key = keys + h * size;
     for (int c = 0; c < size; c += 16) store_floats(key + c, mul(load_floats(key + c), load_floats(own + c)));
     transform_head(key, size);

@@ -8,6 +8,7 @@
 #include "mixture.h"
 #include "new_keys.h"
 #include "product.h"
+#include "read_rows.h"
 
 namespace paged {
 namespace {
@@ -33,17 +34,9 @@ inline int columns_of(const paged_layer& layer, const paged_weight& last) {
   return &last == &layer.down && layer.router.weight != nullptr ? last.rows / layer.router.num_experts : last.rows;
 }
 
-// Returns the step restricted to the rows that are read.
-inline paged_decoder_args only_read(const paged_decoder_args& args) {
-  paged_decoder_args out = args;
-  if (args.cu_seqlens_read == nullptr) return out;
-  out.batch.cu_seqlens_q = args.cu_seqlens_read;
-  out.num_rows = args.cu_seqlens_read[args.batch.num_seqs];
-  return out;
-}
-
 // Scratch memory of one step, sized for the widest layer.
 struct DecoderScratch {
+  int32_t* original_rows;  // [rows that are read]: their rows of the step
   uint8_t* activations;
   float* projected;  // [rows, queries + keys + values]
   float* attended;   // [rows, queries]
@@ -61,7 +54,7 @@ struct DecoderScratch {
   // Of each part, the size in the layer where it is largest: floats, or bytes of those that hold several things.
   struct Sizes {
     size_t activations = 0, projected = 0, attended = 0, gated = 0, branch = 0, joined = 0, part = 0, normed = 0;
-    size_t read = 0, attention = 0, mixture = 0;
+    size_t read = 0, attention = 0, mixture = 0, original_rows = 0;
 
     explicit Sizes(const paged_decoder_args& args) {
       const size_t rows = args.num_rows;
@@ -81,6 +74,11 @@ struct DecoderScratch {
             grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
           if (layer.inner_widths != nullptr) grow(joined, rows * layer.down.cols);
         }
+        if (layer.input_gate.data != nullptr) {
+          grow(gated, sizeof(float) * rows * layer.input_gate.rows);
+          for (const paged_weight* weight : {&layer.input_gate, &layer.input_output})
+            grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
+        }
         if (layer.attended_widths != nullptr) {
           grow(joined, rows * layer.output.cols);
           grow(part, rows * layer.output.rows);
@@ -94,6 +92,7 @@ struct DecoderScratch {
           grow(attention, AttentionScratch::bytes(AttentionPlan(heads, *batch, args.num_threads), args.num_threads));
       }
       if (has_branch(args)) branch = rows * args.layers[0].qkv[0].cols;
+      if (args.cu_seqlens_read != nullptr) original_rows = only_read(args).num_rows;
     }
 
    private:
@@ -102,6 +101,7 @@ struct DecoderScratch {
 
   static DecoderScratch at(Arena& arena, const Sizes& sizes, const paged_decoder_args& args) {
     DecoderScratch out{};
+    out.original_rows = arena.take<int32_t>(sizes.original_rows);
     out.activations = arena.take<uint8_t>(sizes.activations);
     out.projected = arena.take<float>(sizes.projected);
     out.attended = arena.take<float>(sizes.attended);
@@ -124,18 +124,22 @@ struct DecoderScratch {
   }
 };
 
-// stream += norm(branch). Without a norm this does nothing: the branch has been added to the stream already.
+// stream = (stream + norm(branch)) * scale. Without a norm this does nothing: the branch has been added to the stream
+// already.
 inline auto add_branch(Job& job, const DecoderScratch& scratch, float* stream, int num_rows, int hidden,
-                       const float* norm, float eps) {
+                       const float* norm, float eps, float scale = 1.0f) {
   return job.phase(norm == nullptr ? 0 : num_rows, row_cost(hidden),
-                   [branch = Matrix{scratch.branch, hidden, PAGED_FLOAT32}, stream, hidden, norm, eps](
+                   [branch = Matrix{scratch.branch, hidden, PAGED_FLOAT32}, stream, hidden, norm, eps, scale](
                        int64_t first, int64_t last, int) {
+                     const Floats scales = broadcast(scale);
                      for (int64_t row = first; row < last; ++row) {
                        const Floats factor = broadcast(inverse_rms(branch, row, hidden, eps));
                        float* to = stream + row * hidden;
-                       for (int c = 0; c < hidden; c += 16)
-                         store_floats(to + c, add(load_floats(to + c), mul(mul(branch.load(row, c), factor),
-                                                                           load_floats(norm + c))));
+                       for (int c = 0; c < hidden; c += 16) {
+                         const Floats sum = add(load_floats(to + c),
+                                                mul(mul(branch.load(row, c), factor), load_floats(norm + c)));
+                         store_floats(to + c, mul(sum, scales));
+                       }
                      }
                    });
 }
@@ -193,10 +197,6 @@ inline Task prepare_normed(Job& job, const paged_layer& layer, const paged_weigh
   co_await prepare_rows(job, weight, {scratch.normed, hidden, PAGED_FLOAT32}, nullptr, 0.0f, out);
 }
 
-inline int query_width(const paged_heads& heads) { return heads.num_heads * heads.head_dim; }
-inline int64_t projected_width(const paged_heads& heads) {
-  return query_width(heads) + 2 * heads.num_kv_heads * heads.head_dim;
-}
 inline Output plain_output(float* data, int64_t stride) { return {data, stride, PAGED_FLOAT32, {}}; }
 
 // Runs the first part of a layer: computes queries, and new keys and values, which are written to the cache.
@@ -204,7 +204,7 @@ inline Task project_rows(Job& job, const paged_decoder_args& args, const Adapted
                          const DecoderScratch& scratch, const ThreadSums& sums) {
   const paged_layer& layer = args.layers[index];
   const paged_heads& heads = layer.heads;
-  const int64_t width = projected_width(heads);
+  const int64_t width = projected_width(layer);
   const Matrix input{args.hidden, layer.qkv[0].cols, PAGED_FLOAT32};
   const Operand normed = Operand::at(scratch.activations, layer.qkv[0], args.num_rows);
   co_await prepare_normed(job, layer, layer.qkv[0], input, layer.attention_norm, layer.attention_norm_bias, scratch,
@@ -221,7 +221,8 @@ inline Task project_rows(Job& job, const paged_decoder_args& args, const Adapted
 
   const Placement placement{heads, layer.cache, args.batch, layer, args.ropes[layer.rope], args.slots};
   co_await job.phase(args.num_rows, row_cost(static_cast<int>(width)), [&](int64_t first, int64_t last, int) {
-    for (int64_t t = first; t < last; ++t) place_token(placement, scratch.projected + t * width, t);
+    for (int64_t t = first; t < last; ++t)
+      place_token(placement, scratch.projected + t * width, t, original_row(args, t));
   });
 }
 
@@ -273,6 +274,33 @@ inline Task run_adapted_mlp(Job& job, const paged_decoder_args& args, const Adap
   co_await multiply_adapted(job, adapted, index, PAGED_DOWN, layer.down, gated, joined, ends.out, own, sums);
 }
 
+// Adds what the layer has of a token besides its embedding to the stream, and multiplies the stream by the layer's
+// scale.
+inline Task add_layer_input(Job& job, const paged_decoder_args& args, const AdaptedRows& adapted, int index,
+                            const DecoderScratch& scratch, const ThreadSums& sums) {
+  const paged_layer& layer = args.layers[index];
+  const int rows = args.num_rows, hidden = layer.input_gate.cols, size = layer.input_gate.rows;
+  float *const stream = args.hidden, *const gated = scratch.gated;
+  const Operand whole = Operand::at(scratch.activations, layer.input_gate, rows);
+  co_await prepare_rows(job, layer.input_gate, {stream, hidden, PAGED_FLOAT32}, nullptr, 0.0f, whole);
+  co_await multiply_adapted(job, adapted, index, PAGED_INPUT_GATE, layer.input_gate, whole, {stream, hidden, hidden},
+                            plain_output(gated, size), scratch.adapters, sums);
+  co_await job.phase(rows, row_cost(size), [&](int64_t first, int64_t last, int) {
+    for (int64_t row = first; row < last; ++row) {
+      const float* input = args.layer_inputs + original_row(args, row) * args.layer_input_stride + layer.input_column;
+      for (int c = 0; c < size; c += 16) {
+        float* const at = gated + row * size + c;
+        store_floats(at, mul(activate(load_floats(at), layer.activation), load_floats(input + c)));
+      }
+    }
+  });
+  const Operand inner = Operand::at(scratch.activations, layer.input_output, rows);
+  co_await prepare_rows(job, layer.input_output, {gated, size, PAGED_FLOAT32}, nullptr, 0.0f, inner);
+  co_await multiply_adapted(job, adapted, index, PAGED_INPUT_OUTPUT, layer.input_output, inner, {gated, size, size},
+                            plain_output(scratch.branch, hidden), scratch.adapters, sums);
+  co_await add_branch(job, scratch, stream, rows, hidden, layer.input_norm, layer.norm_eps, layer.scale);
+}
+
 // Runs the rest of a layer: attention and feed-forward.
 inline Task finish_rows(Job& job, const paged_decoder_args& args, const AdaptedRows& adapted, int index,
                         const DecoderScratch& scratch, const ThreadSums& sums) {
@@ -292,7 +320,7 @@ inline Task finish_rows(Job& job, const paged_decoder_args& args, const AdaptedR
     return apart ? plain_output(scratch.branch, hidden) : Output{stream, hidden, PAGED_FLOAT32, input};
   };
   const AttentionPlan plan(heads, args.batch, args.num_threads);
-  co_await attend_batch(job, plan, layer.cache, {scratch.projected, projected_width(heads), PAGED_FLOAT32},
+  co_await attend_batch(job, plan, layer.cache, {scratch.projected, projected_width(layer), PAGED_FLOAT32},
                         plain_output(scratch.attended, queries), AttentionScratch::at(scratch.attention, plan));
   const UpdateInput joined =
       join_columns(args, layer.attended_widths, {scratch.attended, queries, queries}, layer.output.cols, scratch);
@@ -343,66 +371,54 @@ inline Task finish_rows(Job& job, const paged_decoder_args& args, const AdaptedR
   take_others(args, layer, layer.inner_widths, layer.down, scratch, hidden);
   if (parallel || (summed && !normed && !joins_stream(layer, layer.inner_widths)))
     co_await add_whole(job, scratch, stream, rows, hidden);
-  co_await add_branch(job, scratch, stream, rows, hidden, layer.mlp_output_norm, layer.norm_eps);
+  const bool has_input = layer.input_gate.data != nullptr;
+  co_await add_branch(job, scratch, stream, rows, hidden, layer.mlp_output_norm, layer.norm_eps,
+                      has_input ? 1.0f : layer.scale);
+  if (has_input) co_await add_layer_input(job, args, adapted, index, scratch, sums);
 }
 
-// Returns the step's row at position `index` of the rows that are read, which belongs to sequence `seq`.
-inline int64_t row_read(const paged_decoder_args& args, int seq, int64_t index) {
-  return args.batch.cu_seqlens_q[seq + 1] - args.cu_seqlens_read[seq + 1] + index;
-}
-
-// Copies the residual stream of the rows that are read to `read`, and moves their queries to the front.
-inline void gather_read(const paged_decoder_args& args, const paged_heads& heads, int hidden, float* projected,
-                        float* read) {
-  const int64_t width = projected_width(heads);
-  for (int s = 0; s < args.batch.num_seqs; ++s) {
-    for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i) {
-      const int64_t row = row_read(args, s, i);
-      __builtin_memcpy(read + i * hidden, args.hidden + row * hidden, sizeof(float) * hidden);
-      __builtin_memmove(projected + i * width, projected + row * width, sizeof(float) * query_width(heads));
-    }
-  }
-}
-
-// Writes the adapters of the rows that are read, in gather_read's order.
-inline void gather_adapters(const paged_decoder_args& args, int32_t* out) {
-  for (int s = 0; s < args.batch.num_seqs; ++s)
-    for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i)
-      out[i] = args.adapter_of_row[row_read(args, s, i)];
-}
-
-// Copies the residual stream back.
-inline void scatter_read(const paged_decoder_args& args, int hidden, const float* read) {
-  for (int s = 0; s < args.batch.num_seqs; ++s) {
-    for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i)
-      __builtin_memcpy(args.hidden + row_read(args, s, i) * hidden, read + i * hidden, sizeof(float) * hidden);
-  }
-}
-
-// Runs all layers. The last one computes keys and values of all rows, for later steps, but the rest only for rows that
-// are read: for a prompt's chunk, one or none.
+// Runs all layers. The last one that has keys computes keys and values of all rows, for later steps. The rest of it, and
+// layers after it, which share keys, are computed only for rows that are read: for a prompt's chunk, one or none.
 inline Task run_layers(Job& job, const paged_decoder_args& args, const DecoderScratch& scratch,
                        const ThreadSums& sums) {
   paged_decoder_args read = only_read(args);
-  if (read.num_rows < args.num_rows) read.hidden = scratch.read;
+  const bool reads_all = read.num_rows == args.num_rows;
+  int last_with_keys = args.num_layers - 1;
+  while (last_with_keys >= 0 && args.layers[last_with_keys].shares_keys != 0) --last_with_keys;
   const AdapterScratch& own = scratch.adapters;
   AdaptedRows adapted, adapted_read;
   if (args.num_adapters > 0) adapted = AdaptedRows::sorted(args, args.adapter_of_row, args.num_rows, own.sorted);
-  for (int i = 0; i < args.num_layers; ++i) {
-    const paged_layer& layer = args.layers[i];
-    co_await project_rows(job, args, adapted, i, scratch, sums);
-    if (i < args.num_layers - 1 || read.num_rows == args.num_rows) {
-      co_await finish_rows(job, args, adapted, i, scratch, sums);
-    } else if (read.num_rows > 0) {
-      gather_read(args, layer.heads, layer.qkv[0].cols, scratch.projected, scratch.read);
-      if (args.num_adapters > 0) {
-        gather_adapters(args, own.of_read);
-        adapted_read = AdaptedRows::sorted(args, own.of_read, read.num_rows, own.sorted_read);
-      }
-      co_await finish_rows(job, read, adapted_read, i, scratch, sums);
-      scatter_read(args, layer.qkv[0].cols, scratch.read);
+  if (!reads_all) {
+    read.hidden = scratch.read;
+    read.original_rows = scratch.original_rows;
+    if (args.num_adapters > 0) {
+      gather_adapters(args, own.of_read);
+      adapted_read = AdaptedRows::sorted(args, own.of_read, read.num_rows, own.sorted_read);
     }
   }
+  bool is_read = reads_all;  // whether the stream is that of the rows that are read
+  for (int i = 0; i < args.num_layers; ++i) {
+    const paged_layer& layer = args.layers[i];
+    const int hidden = layer.qkv[0].cols;
+    const bool only_queries = !reads_all && i > last_with_keys;
+    if (only_queries) {
+      if (read.num_rows == 0) break;
+      if (!is_read) gather_read(args, layer, hidden, nullptr, scratch.read, scratch.original_rows);
+      is_read = true;
+      co_await project_rows(job, read, adapted_read, i, scratch, sums);
+    } else {
+      co_await project_rows(job, args, adapted, i, scratch, sums);
+    }
+    if (reads_all || i < last_with_keys) {
+      co_await finish_rows(job, args, adapted, i, scratch, sums);
+      continue;
+    }
+    if (read.num_rows == 0) break;
+    if (!is_read) gather_read(args, layer, hidden, scratch.projected, scratch.read, scratch.original_rows);
+    is_read = true;
+    co_await finish_rows(job, read, adapted_read, i, scratch, sums);
+  }
+  if (!reads_all && is_read) scatter_read(args, args.layers[0].qkv[0].cols, scratch.read);
 }
 
 }  // namespace

@@ -199,8 +199,8 @@ inline void gate_unit(const paged_experts_args& args, const Stack& gate, const S
     for (int p = 0; p < kUnitPanels; ++p) {
       const int at = p * segment.count + r;
       columns[p] = gated_expert(add_bias(load_floats(sums[at]), gate, segment, unit, p),
-                                add_bias(load_floats(up_sums[at]), up, segment, unit, p), args.swiglu_alpha,
-                                args.swiglu_limit);
+                                add_bias(load_floats(up_sums[at]), up, segment, unit, p), args.activation,
+                                args.swiglu_alpha, args.swiglu_limit);
     }
     if (args.inner_widths == nullptr) {
       Kind::store(out, unit, r, columns);

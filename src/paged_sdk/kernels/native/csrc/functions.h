@@ -54,9 +54,9 @@ inline Floats activate(Floats x, int32_t activation) {
   return div(x, add(broadcast(1.0f), exponential(sub(zero_floats(), u))));
 }
 
-// The hidden activations of an expert: silu(gate) * up, or with a limit, gpt-oss's clamped variant.
-inline Floats gated_expert(Floats gate, Floats up, float alpha, float limit) {
-  if (limit == 0.0f) return mul(activate(gate, PAGED_SILU), up);
+// The hidden activations of an expert: activation(gate) * up, or with a limit, gpt-oss's clamped variant.
+inline Floats gated_expert(Floats gate, Floats up, int32_t activation, float alpha, float limit) {
+  if (limit == 0.0f) return mul(activate(gate, activation), up);
   const Floats highest = broadcast(limit);
   gate = minimum(highest, gate);
   up = minimum(highest, maximum(broadcast(-limit), up));

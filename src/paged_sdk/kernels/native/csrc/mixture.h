@@ -53,6 +53,7 @@ struct MixtureScratch {
     out.dtype = PAGED_FLOAT32;
     out.swiglu_alpha = layer.router.swiglu_alpha;
     out.swiglu_limit = layer.router.swiglu_limit;
+    out.activation = layer.activation;
     return out;
   }
 };

@@ -89,34 +89,40 @@ inline int position_of(const paged_batch& batch, int64_t token) {
 }
 
 // Processes one row [queries | keys | values]: rotates queries in place, in the cache's basis if it has its own, and
-// writes keys and values to the cache.
-inline void place_token(const Placement& placement, float* row, int64_t token) {
+// writes keys and values to the cache. A layer that shares keys has queries only. The row's rotary embedding is that of
+// the step's row `rotated`.
+inline void place_token(const Placement& placement, float* row, int64_t token, int64_t rotated) {
   const paged_heads& heads = placement.heads;
   const int size = heads.head_dim, half = placement.rope.half;
-  const float* cosines = placement.rope.cosines + token * half;
-  const float* sines = placement.rope.sines + token * half;
+  const float* cosines = placement.rope.cosines + rotated * half;
+  const float* sines = placement.rope.sines + rotated * half;
   const paged_layer& layer = placement.layer;
+  const bool has_keys = layer.shares_keys == 0;
+  const int num_keys = has_keys ? heads.num_kv_heads : 0;
   float* keys = row + heads.num_heads * size;
+  float* values = keys + num_keys * size;
   if (layer.query_norm != nullptr)
     normalize_heads(layer, layer.query_norm, layer.query_norm_bias, heads.num_heads, row);
-  if (layer.key_norm != nullptr)
+  if (has_keys && layer.key_norm != nullptr)
     normalize_heads(layer, layer.key_norm, layer.key_norm_bias, heads.num_kv_heads, keys);
+  if (layer.value_norm != 0)
+    for (int h = 0; h < num_keys; ++h) normalize(values + h * size, size, nullptr, layer.norm_eps);
   if (layer.qkv_clip != 0.0f) {
     const Floats highest = broadcast(layer.qkv_clip), lowest = broadcast(-layer.qkv_clip);
-    for (int c = 0; c < (heads.num_heads + 2 * heads.num_kv_heads) * size; c += 16)
+    for (int c = 0; c < (heads.num_heads + 2 * num_keys) * size; c += 16)
       store_floats(row + c, minimum(highest, maximum(lowest, load_floats(row + c))));
   }
-  for (int h = 0; h < heads.num_heads + heads.num_kv_heads; ++h) {
+  for (int h = 0; h < heads.num_heads + num_keys; ++h) {
     if (placement.rope.interleaved != 0) {
       rotate_neighbours(row + h * size, cosines, sines, half);
     } else {
       rotate_head(row + h * size, cosines, sines, half);
     }
   }
-  float* values = keys + heads.num_kv_heads * size;
   if (placement.cache.key_factors != nullptr)
-    change_basis(placement.cache.key_factors, heads.num_kv_heads, heads.num_heads / heads.num_kv_heads, size, row, keys,
-                 values);
+    change_basis(placement.cache.key_factors, heads.num_kv_heads, heads.num_heads / heads.num_kv_heads, size, row,
+                 has_keys ? keys : nullptr, values);
+  if (!has_keys) return;
   if (placement.cache.key_offsets != nullptr) {
     const int width = heads.num_kv_heads * size;
     const int64_t span = position_of(placement.batch, token) / kSpan;

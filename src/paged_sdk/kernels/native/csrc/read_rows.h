@@ -1,0 +1,65 @@
+// Restricts a step to the rows whose residual stream is read after its last layer.
+#pragma once
+
+#include "abi.h"
+
+namespace paged {
+namespace {
+
+inline int query_width(const paged_heads& heads) { return heads.num_heads * heads.head_dim; }
+inline int64_t projected_width(const paged_layer& layer) {
+  const paged_heads& heads = layer.heads;
+  return query_width(heads) + (layer.shares_keys != 0 ? 0 : 2 * heads.num_kv_heads * heads.head_dim);
+}
+// Returns the step's row of a row, which may be one of those that are read.
+inline int64_t original_row(const paged_decoder_args& args, int64_t row) {
+  return args.original_rows == nullptr ? row : args.original_rows[row];
+}
+
+// Returns the step restricted to the rows that are read.
+inline paged_decoder_args only_read(const paged_decoder_args& args) {
+  paged_decoder_args out = args;
+  if (args.cu_seqlens_read == nullptr) return out;
+  out.batch.cu_seqlens_q = args.cu_seqlens_read;
+  out.num_rows = args.cu_seqlens_read[args.batch.num_seqs];
+  return out;
+}
+
+// Returns the step's row at position `index` of the rows that are read, which belongs to sequence `seq`.
+inline int64_t row_read(const paged_decoder_args& args, int seq, int64_t index) {
+  return args.batch.cu_seqlens_q[seq + 1] - args.cu_seqlens_read[seq + 1] + index;
+}
+
+// Copies the residual stream of the rows that are read to `read`, and moves their queries to the front, unless they
+// have none yet.
+inline void gather_read(const paged_decoder_args& args, const paged_layer& layer, int hidden, float* projected,
+                        float* read, int32_t* original_rows) {
+  const int64_t width = projected_width(layer);
+  for (int s = 0; s < args.batch.num_seqs; ++s) {
+    for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i) {
+      const int64_t row = row_read(args, s, i);
+      __builtin_memcpy(read + i * hidden, args.hidden + row * hidden, sizeof(float) * hidden);
+      if (projected != nullptr)
+        __builtin_memmove(projected + i * width, projected + row * width, sizeof(float) * query_width(layer.heads));
+      original_rows[i] = static_cast<int32_t>(row);
+    }
+  }
+}
+
+// Writes the adapters of the rows that are read, in gather_read's order.
+inline void gather_adapters(const paged_decoder_args& args, int32_t* out) {
+  for (int s = 0; s < args.batch.num_seqs; ++s)
+    for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i)
+      out[i] = args.adapter_of_row[row_read(args, s, i)];
+}
+
+// Copies the residual stream back.
+inline void scatter_read(const paged_decoder_args& args, int hidden, const float* read) {
+  for (int s = 0; s < args.batch.num_seqs; ++s) {
+    for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i)
+      __builtin_memcpy(args.hidden + row_read(args, s, i) * hidden, read + i * hidden, sizeof(float) * hidden);
+  }
+}
+
+}  // namespace
+}  // namespace paged
