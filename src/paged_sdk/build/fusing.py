@@ -35,8 +35,12 @@ def fuse(model: AnyModel, backend: AttentionBackend, settings: BuildSettings) ->
     reason = why_not_fused(model, backend)
     if model.group is not None and model.group.smallest(reason is None) == 0 and reason is None:
         reason = "those of another rank do"
-    if settings.batch_invariance and reason is None and model.head.native_weights is None:
-        reason = "its output projection has no native kernel"
+    if settings.batch_invariance and reason is None:
+        inputs = model.layer_inputs
+        if model.head.native_weights is None:
+            reason = "its output projection has no native kernel"
+        elif inputs is not None and inputs.projection.native_weights is None:
+            reason = "the projection to its layers' own inputs has no native kernel"
     if reason is not None:
         if settings.batch_invariance:
             raise ConfigError.of(
