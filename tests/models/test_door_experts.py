@@ -183,6 +183,26 @@ def test_topologies_select_names_of_the_checkpoint(expression: str, matches: boo
     assert formats == ["float32", "Q8_0" if matches else "float32"]
 
 
+@pytest.mark.parametrize(
+    ("expression", "linears", "experts"),
+    [
+        (r"^language_model\.model\.layers\.1\.self_attn\.q_proj", ["model.layers.1.self_attn.q_proj"], []),
+        (r"^language_model\.model\.layers\.1\.feed_forward\.experts", [], [1]),
+        (r"^model\.", [], []),
+    ],
+)
+def test_topologies_select_names_that_the_class_does_not_have(
+    expression: str, linears: list[str], experts: list[int]
+) -> None:
+    """Checkpoints that take images have other names than the class of their decoder alone."""
+    reference = tiny_model("llama4_text")
+    source = DictSource({f"language_model.{name}": values for name, values in reference.state_dict().items()})
+    model = load(door_of(reference), source, isq_by_name=[(re.compile(expression), IsqType.Q8_0)])
+    quantized = {name: each.linear.native_weights for name, each in model.parts.linears.items()}
+    assert [name for name, each in quantized.items() if each is not None and each.few[0].format == "Q8_0"] == linears
+    assert [layer for layer, each in enumerate(forms(model)) if each.native_weights.gate.format == "Q8_0"] == experts
+
+
 # As in native families: integers stay as they are, and floats of 8 bits become Q8_0.
 @pytest.mark.parametrize(("name", "form"), [("gptq", "grouped"), ("fp8", "Q8_0")])
 def test_packed_experts_stay_packed(name: str, form: str, tmp_path: Path) -> None:
