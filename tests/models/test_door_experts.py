@@ -222,6 +222,23 @@ def test_packed_experts_stay_packed(name: str, form: str, tmp_path: Path) -> Non
         assert float((own.mix(hidden, indices, weights) - expected).norm()) < 0.02 * float(expected.norm())
 
 
+def test_what_the_class_keeps_in_float32_is_not_rounded(tmp_path: Path) -> None:
+    """Biases of near experts differ by less than bfloat16 resolves."""
+    reference = tiny_model("solar_open")
+    biases = {name: each for name, each in reference.named_buffers() if name.endswith("e_score_correction_bias")}
+    for bias in biases.values():
+        bias.copy_(1 + torch.rand_like(bias) * 1e-3)
+    reference.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    door = open_door(checkpoint.config, torch.bfloat16)
+    placement = Placement.on(CPU, door.config.num_layers)
+    model: Any = door.load(checkpoint.source, dtype=torch.bfloat16, placement=placement)
+    checkpoint.source.close()
+    own = [each for name, each in model.transformers_model.named_buffers() if name.endswith("e_score_correction_bias")]
+    assert own
+    assert all(torch.equal(each, bias) for each, bias in zip(own, biases.values(), strict=True))
+
+
 def door_of(reference: PreTrainedModel) -> TransformersDoor:
     return open_door(reference.config.to_dict(), torch.float32)
 
