@@ -46,6 +46,16 @@ _RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 _STATEFUL: Final = (*_RECURRENT, "qwen3_5")
 """Families with recurrent layers, which take no drafts."""
+_LATENT: Final[Mapping[str, Mapping[str, Any]]] = {
+    "youtu": {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 24,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 24,
+        "v_head_dim": 20,
+    }
+}
 _GROUPED: Final[Mapping[str, Any]] = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
@@ -57,12 +67,11 @@ _MIXTURES: Final[Mapping[str, Mapping[str, Any]]] = {
     "glm4_moe": _GROUPED | {"n_group": 4, "topk_group": 2, "partial_rotary_factor": 0.5},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1},
 }
-"""Mixtures of experts that the fused decoder does not compute."""
 _CLASSES: Final[Mapping[str, Mapping[str, Any]]] = {"solar_open": _GROUPED, "olmo": {}}
-"""Families that transformers' classes compute: with experts, and without."""
-_OTHERS: Final = {**_RECURRENT, **_MIXTURES, **_CLASSES}
-_STEPWISE: Final = (*_OTHERS, "qwen3_5")
-"""Families that run one operation at a time: the last bits of a row depend on the rows beside it."""
+"""Families that transformers' classes compute, with experts and without."""
+_OTHERS: Final = {**_RECURRENT, **_LATENT, **_MIXTURES, **_CLASSES}
+_UNFUSED: Final = (*_OTHERS, "qwen3_5")
+"""Families whose layers run one operation at a time, so that the last bits of a row depend on the rows beside it."""
 _WIDE: Final = {"hidden_size": 256, "intermediate_size": 256}
 """Blocks of 256 weights need rows that are as long; narrower ones are quantized to another type."""
 _HEADS_OF_32: Final = {"hidden_size": 128, "head_dim": 32}
@@ -155,13 +164,12 @@ class Configuration:
 
     @classmethod
     def draw(cls, rng: random.Random) -> Configuration:
-        others = [rng.choice(tuple(each)) for each in (_VISION, _RECURRENT, _MIXTURES, _CLASSES)]
-        family = rng.choice((*tiny.FAMILIES, *others))
+        family = rng.choice((*tiny.FAMILIES, rng.choice(_VISION), *rng.sample(tuple(_OTHERS), 2)))
         cache = rng.choice(("auto", "auto", "f8e4m3", "q4", _CONTIGUOUS))
         if cache == "q4" and family not in tiny.FAMILIES:  # whose heads have 16 elements
             cache = "f8e4m3"
         # Without one arithmetic for every row count, coarser numbers would turn other last bits into other tokens.
-        is_coarse = cache != _CONTIGUOUS and family not in _STEPWISE
+        is_coarse = cache != _CONTIGUOUS and family not in _UNFUSED
         weights = rng.choice((*_DTYPES, *rng.sample(_TYPES, 3))) if is_coarse else "float32"
         has_prefix_cache = rng.random() < 0.75
         return cls(
@@ -189,7 +197,7 @@ class Configuration:
 
     @property
     def takes_adapters(self) -> bool:
-        return self.family in tiny.FAMILIES
+        return self.family not in _VISION and self.family not in _UNFUSED
 
     @property
     def takes_drafts(self) -> bool:
@@ -203,7 +211,7 @@ class Configuration:
     @property
     def is_exact(self) -> bool:
         """Tell whether all bits of an answer are promised, whatever is computed beside it."""
-        return self.cache != _CONTIGUOUS and self.family not in _STEPWISE
+        return self.cache != _CONTIGUOUS and self.family not in _UNFUSED
 
     @property
     def overrides(self) -> dict[str, Any]:
