@@ -64,7 +64,7 @@ _GROUPED: Final[Mapping[str, Any]] = {
     "first_k_dense_replace": 1,
 }
 _MIXTURES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "glm4_moe": _GROUPED | {"n_group": 4, "topk_group": 2, "partial_rotary_factor": 0.5},
+    "glm4_moe": {**_GROUPED, "n_group": 4, "topk_group": 2, "partial_rotary_factor": 0.5},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1},
 }
 _CLASSES: Final[Mapping[str, Mapping[str, Any]]] = {"solar_open": _GROUPED, "olmo": {}}
