@@ -37,8 +37,8 @@ from paged_sdk.models.any_model import plan_model
 from paged_sdk.models.family import has_family
 from paged_sdk.vision.whole_processor import WholeProcessor
 
-# Vectors alone; positions in time, height and width; vectors for the first layers too, and experts.
-THROUGH = ("aya_vision", "glm4v", "qwen3_vl_moe")
+# Vectors alone; positions in time, height and width, and experts, too.
+THROUGH = ("aya_vision", "glm4v", "glm4v_moe")
 # Those with a decoder here, whose images transformers' whole processor puts into prompts.
 OWN = ("llava_onevision", "lighton_ocr", "video_llama_3", "vipllava")
 NAMES = (*THROUGH, *OWN)

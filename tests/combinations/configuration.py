@@ -45,7 +45,20 @@ _RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 _STATEFUL: Final = (*_RECURRENT, "qwen3_5")
-"""Families with recurrent layers: they take no drafts, and the last bits of a row depend on the rows beside it."""
+"""Families with recurrent layers, which take no drafts."""
+_LATENT: Final[Mapping[str, Mapping[str, Any]]] = {
+    "youtu": {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 24,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 24,
+        "v_head_dim": 20,
+    }
+}
+_OTHERS: Final = {**_RECURRENT, **_LATENT}
+_UNFUSED: Final = (*_STATEFUL, *_LATENT)
+"""Families whose layers run one operation at a time, so that the last bits of a row depend on the rows beside it."""
 _WIDE: Final = {"hidden_size": 256, "intermediate_size": 256}
 """Blocks of 256 weights need rows that are as long; narrower ones are quantized to another type."""
 _HEADS_OF_32: Final = {"hidden_size": 128, "head_dim": 32}
@@ -138,12 +151,12 @@ class Configuration:
 
     @classmethod
     def draw(cls, rng: random.Random) -> Configuration:
-        family = rng.choice((*tiny.FAMILIES, rng.choice(_VISION), rng.choice(tuple(_RECURRENT))))
+        family = rng.choice((*tiny.FAMILIES, rng.choice(_VISION), rng.choice(tuple(_OTHERS))))
         cache = rng.choice(("auto", "auto", "f8e4m3", "q4", _CONTIGUOUS))
         if cache == "q4" and family not in tiny.FAMILIES:  # whose heads have 16 elements
             cache = "f8e4m3"
         # Without one arithmetic for every row count, coarser numbers would turn other last bits into other tokens.
-        is_coarse = cache != _CONTIGUOUS and family not in _STATEFUL
+        is_coarse = cache != _CONTIGUOUS and family not in _UNFUSED
         weights = rng.choice((*_DTYPES, *rng.sample(_TYPES, 3))) if is_coarse else "float32"
         has_prefix_cache = rng.random() < 0.75
         return cls(
@@ -171,7 +184,7 @@ class Configuration:
 
     @property
     def takes_adapters(self) -> bool:
-        return self.family not in _VISION and self.family not in _STATEFUL
+        return self.family not in _VISION and self.family not in _UNFUSED
 
     @property
     def takes_drafts(self) -> bool:
@@ -185,7 +198,7 @@ class Configuration:
     @property
     def is_exact(self) -> bool:
         """Tell whether all bits of an answer are promised, whatever is computed beside it."""
-        return self.cache != _CONTIGUOUS and self.family not in _STATEFUL
+        return self.cache != _CONTIGUOUS and self.family not in _UNFUSED
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -305,8 +318,8 @@ class Checkpoints:
         if not directory.exists():
             if configuration.takes_images:
                 tiny_vision.make_vision_checkpoint(configuration.family, directory)
-            elif configuration.family in _RECURRENT:
-                tiny.make_other_checkpoint(configuration.family, directory, **_RECURRENT[configuration.family])
+            elif configuration.family in _OTHERS:
+                tiny.make_other_checkpoint(configuration.family, directory, **_OTHERS[configuration.family])
             else:
                 tiny.make_checkpoint(configuration.family, directory, **configuration.overrides)
         return directory

@@ -228,6 +228,9 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
         _GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 24},
         _MOE | _GRANITES | {"shared_intermediate_size": [0, 40]},
     ),
+    "hunyuan_v1_dense": ({}, {}),
+    "hunyuan_v1_moe": ({"num_experts": 4, "moe_topk": 2}, {"moe_topk": [1, [2, 2, 2], [1, 2, 2]]}),
+    "ministral3": ({}, {}),
     "gptj": (
         {"rotary_dim": 4, "n_inner": 48},
         {"rotary_dim": [2, 8, 3, 16], "n_inner": [40, None, ABSENT], "activation_function": _ACTIVATIONS},
@@ -380,8 +383,11 @@ def reference_of(config: dict[str, Any], directory: Path) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.data.add_(torch.randn_like(parameter) * 0.2)
-            if name.endswith("q_norm.weight"):
+            if name.endswith(("q_norm.weight", "query_layernorm.weight")):
                 parameter.data.add_(2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):  # ones, otherwise
+                buffer.uniform_(0.7, 1.3)
         for name, tensor in model.state_dict().items():
             if name.endswith(("correction_bias", "expert_bias")):  # zeros, which choose no other expert
                 tensor.copy_(torch.randn_like(tensor) * 0.2)

@@ -47,9 +47,11 @@ def test_families_are_found_by_file_name() -> None:
         *("lighton_ocr", "llava_onevision", "video_llama_3", "vipllava"),  # tests/test_vision_door.py tries these
         *(config.get("model_type", name) for name, config in RECURRENT.items()),
         "gemma3",
+        "gemma4_text",
         "qwen2_vl_text",
         "qwen2_5_vl_text",
         "qwen3_vl_text",
+        "qwen3_vl_moe_text",
     }
 
 
@@ -300,6 +302,18 @@ def test_a_section_may_leave_out_what_transformers_fills_in(model_type: str) -> 
     section = odd_configs.NEEDED.get(model_type, {})
     whole = AutoConfig.for_model(model_type, **section).to_dict()
     assert family.read_section(ConfigFields({"model_type": model_type, **section})) == read_config(whole)
+
+
+def test_ministral3_within_mistral3() -> None:
+    """As the released models have it: queries grow with their position, and embeddings may be tied."""
+    text = {"model_type": "ministral3", **{key: LLAMA[key] for key in ("vocab_size", "hidden_size")}}
+    text |= {"intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    whole = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    config = read_config(whole | {"tie_word_embeddings": False})
+    assert (config.model_type, config.tie_embeddings, config.head_dim) == ("ministral3", False, 128)
+    rope = config.ropes[0]
+    assert (rope.kind, rope.factor, rope.original_max_position) == (RopeKind.YARN, 16.0, 16_384)
+    assert rope.query_scale_beta == 0.1
 
 
 def test_llavas_section_has_the_vocabulary_alone() -> None:

@@ -76,14 +76,19 @@ def _of_keys(
     On the CPU they are measured. Elsewhere FP8 has the offsets that the keys' bias gives, if there is one: with offsets
     Triton's kernels take 1.1 to 1.4 times the instructions. With LongRoPE it has these on the CPU, too: keys of long
     texts are rotated in another way than what is measured, so that subtracting it made errors of six of seven prompts
-    of a tiny model larger. Keys that are the values, too, have none.
+    of a tiny model larger. Keys that are the values, too, have none, nor have those that are normalized after their
+    rotation: what these have in common is no rotated vector.
     """
     model = loaded.model
     if config.cache_type is PagedCacheType.AUTO or not isinstance(model, DecoderModel) or model.config.values_are_keys:
         return (), ()
     is_eight_bit = config.cache_type is PagedCacheType.F8E4M3
     is_longrope = any(rope.kind is RopeKind.LONGROPE for rope in model.config.ropes)
-    if any(device.type != "cpu" for device in model.placement.devices) or (is_eight_bit and is_longrope):
+    if (
+        any(device.type != "cpu" for device in model.placement.devices)
+        or (is_eight_bit and is_longrope)
+        or model.config.qk_norm_after_rope
+    ):
         return key_offsets(model, loaded.max_model_len), ()
     start = time.monotonic()
     # torch's threads would compete with those of the native kernels for the CPUs.

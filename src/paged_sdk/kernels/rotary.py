@@ -24,10 +24,12 @@ class Rotation:
 
     :ivar cosines: ``[num_tokens, n]`` float32, contiguous
     :ivar sines: likewise. A pair ``(a, b)`` becomes ``(a cos - b sin, b cos + a sin)``
+    :ivar query_scale: ``[num_tokens]`` float32: what queries are multiplied by before they are rotated; None: 1
     """
 
     cosines: Tensor
     sines: Tensor
+    query_scale: Tensor | None = None
 
     @cached_property
     def cos(self) -> Tensor:

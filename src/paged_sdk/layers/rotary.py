@@ -27,6 +27,7 @@ class RotaryEmbedding:
         self._long = None if config.switch is None else _inverse_frequencies(config, is_long=True).to(device)
         self._axes = torch.tensor(config.axis_of_frequency, dtype=torch.int64).to(device)
         self._attention_factor = _attention_factor(config) * config.gguf_attn_factor
+        self._query_scale = (config.query_scale_beta, config.original_max_position) if config.query_scale_beta else None
 
     def at(self, positions: Tensor, is_long: Tensor | None = None) -> Rotation:
         """Compute the cosines and sines at the given positions. Doing so once per step for all layers is cheaper than
@@ -46,7 +47,10 @@ class RotaryEmbedding:
         cosines, sines = angles.cos(), angles.sin()
         if self._attention_factor != 1.0:
             cosines, sines = cosines * self._attention_factor, sines * self._attention_factor
-        return Rotation(cosines, sines)
+        if self._query_scale is None:
+            return Rotation(cosines, sines)
+        beta, length = self._query_scale
+        return Rotation(cosines, sines, 1.0 + beta * torch.log1p((positions // length).float()))
 
 
 def _inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor:

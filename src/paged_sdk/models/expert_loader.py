@@ -8,6 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.grouped_matrix import every_other_row
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
@@ -30,6 +31,7 @@ class ExpertTensors:
     :ivar alternates: whether a tensor for all experts has gate and up interleaved, row by row
     :ivar swiglu: alpha and limit of experts with biases (:class:`~paged_sdk.quant.experts.ExpertExtras`); None: no
         biases
+    :ivar activation: of the gates, without ``swiglu``
     """
 
     block: str
@@ -42,6 +44,7 @@ class ExpertTensors:
     intermediate_size: int
     alternates: bool = False
     swiglu: tuple[float, float] | None = None
+    activation: GatedActivation = "silu"
 
     def of_each(self, *names: str) -> Iterator[list[str]]:
         """Return the full names of some tensors, for each expert."""
@@ -124,12 +127,20 @@ def load_experts(loader: WeightLoader, experts: ExpertTensors) -> Experts:
 
 def _one_after_the_other(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> Experts:
     hidden, size = experts.hidden_size, experts.intermediate_size
+    # As Qwen3-VL's checkpoints have them. The shape of gate_up_proj decides for both tensors: down_proj may be square.
+    stacked = experts.stacked[0]
+    transposed = stacked in loader and loader.shape(stacked) == (experts.num_experts, hidden, 2 * size) != (
+        experts.num_experts,
+        2 * size,
+        hidden,
+    )
     gate_up = _stack(
         loader,
         experts.stacked[0],
         [[f"{name}.weight" for name in names] for names in experts.of_each(experts.gate, experts.up)],
         (size, hidden),
         lambda named: loader.part(named, part.neurons, None),
+        transposed=transposed,
     )
     down = _stack(
         loader,
@@ -137,6 +148,7 @@ def _one_after_the_other(loader: WeightLoader, experts: ExpertTensors, part: _Pa
         [[f"{name}.weight"] for (name,) in experts.of_each(experts.down)],
         (hidden, size),
         lambda named: loader.part(named, part.outputs, part.cols),
+        transposed=transposed,
     )
     extras = None
     if experts.swiglu is not None:
@@ -145,7 +157,7 @@ def _one_after_the_other(loader: WeightLoader, experts: ExpertTensors, part: _Pa
             for name, rows in ((experts.gate, size), (experts.up, size), (experts.down, hidden))
         )
         extras = part.extras(gate_bias, up_bias, down_bias, experts.swiglu, loader.shard)
-    return loader.experts(gate_up, down, extras=extras, join=part.join)
+    return loader.experts(gate_up, down, extras=extras, join=part.join, activation=experts.activation)
 
 
 def _stack(
@@ -154,6 +166,8 @@ def _stack(
     names: Sequence[Sequence[str]],
     shape: tuple[int, int],
     part: Callable[[NamedMatrix], NamedMatrix],
+    *,
+    transposed: bool,
 ) -> ExpertStack:
     """Read the experts' matrices that share an input, from one tensor or from one tensor per matrix.
 
@@ -161,10 +175,14 @@ def _stack(
     :param names: for each expert, the names of its matrices, used otherwise
     :param shape: shape of each matrix
     :param part: returns this rank's part of a matrix
+    :param transposed: whether the tensor with all matrices has them transposed
     """
     if stacked not in loader:
         return ExpertStack(matrices=[[part(loader.matrix(name, *shape)) for name in own] for own in names])
     (rows, cols), count = shape, len(names[0])
+    if transposed:
+        each = _each(loader, stacked, len(names), rows * count, cols, transposed=True)
+        return ExpertStack(matrices=[list(map(part, of_expert.split([rows] * count))) for of_expert in each])
     whole = loader.matrix(stacked, len(names), rows * count, cols)
     of_experts = whole.split([rows * count] * len(names))
     matrices = [list(map(part, of_expert.split([rows] * count))) for of_expert in of_experts]
@@ -194,7 +212,8 @@ def _alternating(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> E
         biases = loader.tensor(f"{names[0]}_bias", count, 2 * size)
         down_bias = loader.tensor(f"{names[1]}_bias", count, hidden)
         extras = part.extras(biases[:, 0::2], biases[:, 1::2], down_bias, experts.swiglu, loader.shard)
-    return loader.experts(ExpertStack(matrices=gate_up), ExpertStack(matrices=down), extras=extras, join=part.join)
+    stacks = ExpertStack(matrices=gate_up), ExpertStack(matrices=down)
+    return loader.experts(*stacks, extras=extras, join=part.join, activation=experts.activation)
 
 
 def _each(

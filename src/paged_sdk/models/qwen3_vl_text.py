@@ -10,11 +10,19 @@ from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.rope_fields import interleaved_axes, read_rope, rope_section
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "read_qwen3_vl_text"]
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
-    fields = fields.with_defaults(num_key_value_heads=32, head_dim=128, max_position_embeddings=128_000)
+    return read_qwen3_vl_text(fields.with_defaults(num_key_value_heads=32, head_dim=128))
+
+
+def read_qwen3_vl_text(fields: ConfigFields) -> DecoderConfig:
+    """Read what the decoders with and without experts have in common.
+
+    :raises CheckpointError: a value is missing or invalid
+    """
+    fields = fields.with_defaults(max_position_embeddings=128_000)
     section = rope_section(fields)
     rope = read_rope(
         fields, section, head_dim=read_head_dim(fields), default_theta=500_000.0, aliases={"mrope": "default"}

@@ -10,7 +10,7 @@ from paged_sdk.errors import shown
 from paged_sdk.weights.gguf.latent_attention import latent_config
 from paged_sdk.weights.gguf.mamba import falcon_h1, granite_multipliers, granitehybrid, nemotron_h
 from paged_sdk.weights.gguf.model import GgufModel
-from paged_sdk.weights.gguf.routing import ernie_config, grouped_config, minimax_config
+from paged_sdk.weights.gguf.routing import ernie_config, grouped_config, hunyuan_moe_config, minimax_config
 
 __all__ = ["FAMILIES", "biases_of", "delta_config", "norm_eps"]
 
@@ -136,6 +136,10 @@ def _glm4moe(model: GgufModel) -> dict[str, Any]:
 def _dots1(model: GgufModel) -> dict[str, Any]:
     # llama.cpp has no windows in this architecture.
     return grouped_config(model) | {"attention_bias": False, "sliding_window": None}
+
+
+def _hunyuan_dense(model: GgufModel) -> dict[str, Any]:
+    return {"attention_bias": False}
 
 
 def _starcoder2(model: GgufModel) -> dict[str, Any]:
@@ -357,6 +361,8 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "dots1": _dots1,
         "ernie4_5-moe": ernie_config,
         "minimax-m2": minimax_config,
+        "hunyuan-dense": _hunyuan_dense,
+        "hunyuan-moe": hunyuan_moe_config,
         "starcoder2": _starcoder2,
         "command-r": _command_r,
         "cohere2": _cohere2,

@@ -63,6 +63,13 @@ _SHARED_EXPERTS = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+_HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+_HUNYUAN_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate.wg",
+    "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
+    "ffn_up_shexp": "mlp.shared_mlp.up_proj",
+    "ffn_down_shexp": "mlp.shared_mlp.down_proj",
+}
 _CHOICE_BIAS = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
 _GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -87,6 +94,25 @@ _SANDWICH_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+# Inputs of the layers' own, and experts beside MLPs.
+_GEMMA4 = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_exps": f"experts.{EACH}.gate_proj",
+    "ffn_up_exps": f"experts.{EACH}.up_proj",
+    "ffn_down_exps": f"experts.{EACH}.down_proj",
+}
+_BARE_GEMMA4 = {
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
 }
 _FUSED = {
     "attn_norm": "input_layernorm",
@@ -256,6 +282,17 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "gemma3": GgufArchitecture(
             model_type="gemma3_text", block_names=_ATTENTION | _QK_NORM | _SANDWICH_NORMS | _MLP, norm_offset=1.0
         ),
+        "gemma4": GgufArchitecture(
+            model_type="gemma4_text",
+            block_names=_ATTENTION | _QK_NORM | _SANDWICH_NORMS | _MLP | _GEMMA4,
+            bare_names=_BARE_GEMMA4,
+            top_names=TOP_NAMES
+            | {
+                "per_layer_token_embd": "model.embed_tokens_per_layer",
+                "per_layer_model_proj": "model.per_layer_model_projection",
+                "per_layer_proj_norm": "model.per_layer_projection_norm",
+            },
+        ),
         "gemma": GgufArchitecture(model_type="gemma", block_names=_ATTENTION | _PRE_NORM | _MLP, norm_offset=1.0),
         "granite": GgufArchitecture(
             model_type="granite",
@@ -302,6 +339,13 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             model_type="minimax_m2",
             block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MIXTRAL_EXPERTS,
             bare_names={"exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"},
+        ),
+        "hunyuan-dense": GgufArchitecture(
+            model_type="hunyuan_v1_dense", block_names=_ATTENTION | _HUNYUAN_NORMS | _PRE_NORM | _MLP
+        ),
+        "hunyuan-moe": GgufArchitecture(
+            model_type="hunyuan_v1_moe",
+            block_names=_ATTENTION | _HUNYUAN_NORMS | _PRE_NORM | _EXPERTS | _HUNYUAN_EXPERTS,
         ),
         "starcoder2": GgufArchitecture(
             model_type="starcoder2",

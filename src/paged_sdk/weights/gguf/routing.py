@@ -14,6 +14,7 @@ __all__ = [
     "ernie_config",
     "gating_functions",
     "grouped_config",
+    "hunyuan_moe_config",
     "latent_experts",
     "minimax_config",
     "missing_in_gguf",
@@ -39,7 +40,7 @@ _SIGMOIDS_UNSAID: Final = frozenset({(47, 154_880), (48, 154_880)})
 _KEYS: Final[Mapping[str, Collection[str]]] = MappingProxyType(
     dict.fromkeys(("qwen2moe", "qwen3next", "qwen35moe", "granitehybrid"), (SHARED_SIZE,))
     | dict.fromkeys(_GROUPED, (_SHARED_COUNT, SHARED_SIZE, _SCALE, _GROUPS))
-    | {"ernie4_5-moe": (_SHARED_COUNT, SHARED_SIZE)}
+    | {"ernie4_5-moe": (_SHARED_COUNT, SHARED_SIZE), "hunyuan-moe": (_SHARED_COUNT, SHARED_SIZE)}
 )
 # llama.cpp scores groups of experts by the sum of so many of their largest weights.
 _GROUP_SCORE_SIZE: Final = 2
@@ -122,6 +123,20 @@ def minimax_config(model: GgufModel) -> dict[str, Any]:
     }
 
 
+def hunyuan_moe_config(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of Hunyuan with experts, whose shared expert is as large as each of the others."""
+    size = model.integer("expert_feed_forward_length")
+    if (shared := model.integer(SHARED_SIZE, size)) != size:
+        raise model.unsupported(f"metadata {model.architecture}.{SHARED_SIZE} = {shared}")
+    count = model.integer("expert_count")
+    return {
+        "attention_bias": False,
+        "intermediate_size": size,
+        "num_experts": count,
+        "moe_topk": model.integer("expert_used_count"),
+    }
+
+
 def routing_metadata(moe: MoeConfig, architecture: str) -> dict[str, Any]:
     """Return the keys of a mixture of experts that not all architectures have.
 
@@ -159,6 +174,6 @@ def missing_in_gguf(config: DecoderConfig, moe: MoeConfig, architecture: str) ->
         f"sums of weights of at least {moe.min_sum}": moe.min_sum > _SMALLEST_SUM,
         # of dots1, llama.cpp has neither windows nor biases
         "sliding windows": architecture == "dots1" and any(config.sliding_windows),
-        "biases of attention": architecture == "dots1" and config.qkv_bias,
+        "biases of attention": architecture in ("dots1", "hunyuan-moe") and config.qkv_bias,
     }
     return next((what for what, is_so in lacks.items() if is_so), None)
