@@ -56,8 +56,21 @@ _LATENT: Final[Mapping[str, Mapping[str, Any]]] = {
         "v_head_dim": 20,
     }
 }
-_OTHERS: Final = {**_RECURRENT, **_LATENT}
-_UNFUSED: Final = (*_STATEFUL, *_LATENT)
+_SHAPED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "gemma4_text": {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "global_head_dim": 32,
+        "sliding_window": 12,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": tiny.VOCAB_SIZE,
+    }
+}
+"""Families whose layers differ in their shapes."""
+_OTHERS: Final = {**_RECURRENT, **_LATENT, **_SHAPED}
+_UNFUSED: Final = (*_STATEFUL, *_LATENT, *_SHAPED)
 """Families whose layers run one operation at a time, so that the last bits of a row depend on the rows beside it."""
 _WIDE: Final = {"hidden_size": 256, "intermediate_size": 256}
 """Blocks of 256 weights need rows that are as long; narrower ones are quantized to another type."""
