@@ -195,6 +195,35 @@ VISION_FAMILIES: Final[dict[str, _Family]] = {
         settings=_QWEN_SETTINGS,
         placeholder="<|vision_start|><image><|vision_end|>",
     ),
+    "gemma4": _Family(
+        config={
+            "text_config": {
+                "model_type": "gemma4_text",
+                **_TEXT,
+                "num_hidden_layers": 6,
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+                "global_head_dim": 32,
+                "sliding_window": 12,
+                "num_kv_shared_layers": 3,
+                "use_double_wide_mlp": True,
+                "hidden_size_per_layer_input": 16,
+                "vocab_size_per_layer_input": _VOCAB_SIZE,
+            },
+            "vision_config": {
+                "model_type": "gemma4_vision",
+                **_VISION,
+                "num_key_value_heads": 4,
+                "head_dim": 8,
+                "patch_size": 4,
+                "pooling_kernel_size": 2,
+                "position_embedding_size": 64,
+            },
+            "image_token_id": _IMAGE_TOKEN,
+            "tie_word_embeddings": False,
+        },
+        processor="Gemma4ImageProcessorPil",
+        settings={"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+    ),
     "gemma3": _Family(
         config={
             "text_config": {

@@ -131,7 +131,7 @@ def test_chunks_by_another_backend(
     chosen = choose_prefills(
         config, PoolSettings(block_size=8, dtype=torch.float32, device=triton_device, cache_type=cache_type)
     )
-    prefills = {window: evolve(choice, flash=flash) for window, choice in chosen.items()}
+    prefills = [evolve(choice, flash=flash) for choice in chosen]
     kind = partial(TritonPagedBackend, prefills=prefills)
     backend = pool(kind, config, triton_device, dtype=torch.float32, cache_type=cache_type)
     torchs = pool(PagedBackend, config, CPU, dtype=torch.float32, cache_type=cache_type)

@@ -490,3 +490,36 @@ def test_forced_text_is_made_of_the_tokens_of_a_text_that_goes_on(make: Callable
         text.tokens += forced[:1]
         assert not text.move_to(len(text.tokens))
     assert b"".join(vocabulary.tokens[token] for token in text.tokens).startswith(b"the quick brown f")
+
+
+def _gemma4_json() -> tokenizers.Tokenizer:
+    """Train a tokenizer of Gemma 4's kind: characters are merged by rank, and spaces are signs."""
+    made = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[^\n]+|\n+"), behavior="isolated")
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
+    made.train_from_iterator([*TEXTS, "one two\n\n\nthree  four\n" * 4], trainer)
+    content = json.loads(made.to_str())
+    for token in content["added_tokens"]:
+        token["special"] = token["id"] < 4
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["special"]]
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
+
+
+def test_gemma4_goes_to_gguf_and_back(tmp_path: Path) -> None:
+    judge = _gemma4_json()
+    judge.save(str(tmp_path / "tokenizer.json"))
+    names = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**names, "add_bos_token": True}))
+    with_text = load_text_processor(tmp_path)
+    metadata = gguf_from_text_processor(with_text, "gemma4", judge.get_vocab_size())
+    with_text.close()
+    assert metadata["tokenizer.ggml.model"] == "gemma4"
+    made = tokenizer_from_gguf(metadata)
+    for text in (*TEXTS, "a  b\n\n\n c\n", "\n", "☃ and <0x41>"):
+        ids = made.encode(text, add_special_tokens=False)
+        assert ids == judge.encode(text, add_special_tokens=False).ids
+        assert made.decode(ids) == judge.decode(ids)
+    assert made.encode("one", add_special_tokens=True)[0] == made.token_id("<bos>")

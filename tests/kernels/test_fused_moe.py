@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from naive_moe import naive_moe, random_moe
+from torch import Tensor
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.fused_moe import fused_moe, route
+from paged_sdk.kernels.fused_moe import fused_moe, fused_moe_reference, route
 
 CPU = torch.device("cpu")
 
@@ -73,8 +74,8 @@ def test_the_operator_is_a_good_citizen() -> None:
 
 def test_it_exports_for_any_number_of_tokens() -> None:
     class Mixture(torch.nn.Module):
-        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-            return fused_moe(*inputs)
+        def forward(self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+            return fused_moe(hidden, gate_up, down, weights, ids)
 
     num_tokens = torch.export.Dim("num_tokens")
     by_token = {0: num_tokens}
@@ -141,3 +142,15 @@ class TestRoute:
             route(torch.zeros(3, 6), num_selected, renormalize=True)
         with pytest.raises(ConfigError, match=r"logits\.shape"):
             route(torch.zeros(6), 2, renormalize=True)
+
+
+def test_gates_with_gelu() -> None:
+    """Of one expert that all tokens have, it is a gated MLP."""
+    hidden, gate_up, down, _, _ = random_moe(5, 1, 1, dtype=torch.float64, device=CPU)
+    ids, weights = torch.zeros(5, 1, dtype=torch.int64), torch.ones(5, 1, dtype=torch.float64)
+    gate, up = (hidden @ gate_up[0].T).chunk(2, -1)
+    expected = (F.gelu(gate, approximate="tanh") * up) @ down[0].T
+    made = fused_moe_reference(hidden, gate_up, down, weights, ids, "gelu_tanh")
+    torch.testing.assert_close(made, expected, rtol=0, atol=1e-12)
+    with pytest.raises(ConfigError, match="activation"):
+        torch.ops.paged_sdk.fused_moe(hidden.float(), gate_up.float(), down.float(), weights.float(), ids, "tanh")

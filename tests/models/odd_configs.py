@@ -476,6 +476,9 @@ def reference_of(config: dict[str, Any], directory: Path) -> PreTrainedModel:
                 parameter.data.add_(torch.randn_like(parameter) * 0.2)
             if name.endswith(("q_norm.weight", "query_layernorm.weight")):
                 parameter.data.add_(2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):  # ones, otherwise
+                buffer.uniform_(0.7, 1.3)
         for name, tensor in model.state_dict().items():
             if name.endswith(("correction_bias", "expert_bias")):  # zeros, which choose no other expert
                 tensor.copy_(torch.randn_like(tensor) * 0.2)

@@ -92,6 +92,28 @@ _DELTA_KEYS: Final = {
     "ssm.time_step_rank": 6,
     "ssm.inner_size": 192,
 }
+_GEMMA4: Final[dict[str, Any]] = {
+    "model_type": "gemma4_text",
+    "global_head_dim": 32,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+    "sliding_window": 16,
+    "final_logit_softcapping": 30.0,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": tiny.VOCAB_SIZE,
+}
+_GEMMA4_KEYS: Final[dict[str, float]] = {
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.sliding_window": 16,
+    "rope.dimension_count": 32,
+    "rope.dimension_count_swa": 16,
+    "rope.freq_base": 1_000_000.0,
+    "rope.freq_base_swa": 10_000.0,
+    "final_logit_softcapping": 30.0,
+}
 _MAMBA: Final = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 2, "mamba_d_state": 32}
 _MAMBA_KEYS: Final = {
     "ssm.conv_kernel": 4,
@@ -368,6 +390,42 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
         {"model_type": "falcon", **_TIED, **_WIDE, "new_decoder_architecture": True, "num_kv_heads": 2},
         {"attention.head_count_kv": 2},
     ),
+    "gemma4": (
+        _GEMMA4
+        | {
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 32,
+        },
+        {
+            **_GEMMA4_KEYS,
+            "feed_forward_length": [96, 96, 96, 96, 192, 192],
+            "attention.sliding_window_pattern": [True, False] * 3,
+            "attention.shared_kv_layers": 2,
+            "embedding_length_per_layer_input": 32,
+        },
+    ),
+    "gemma4 with experts": (
+        _GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+        {
+            **_GEMMA4_KEYS,
+            **_EXPERT_KEYS,
+            "attention.head_count_kv": [2, 2, 2, 1],
+            "attention.sliding_window_pattern": [True, True, True, False],
+            "attention.shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0,
+        },
+    ),
     "mpt": (
         {
             "model_type": "mpt",
@@ -379,7 +437,18 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
         {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 3.0},
     ),
 }
+_GEMMA4_SCALES: Final = MappingProxyType(
+    {
+        "layer_scalar": "layer_output_scale.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "experts.down_proj": "ffn_down_exps.weight",
+    }
+)
+"""Tensors for which the gguf package has no whole name."""
 _PERMUTED: Final = ("granite", "smollm3", "arcee", "granitehybrid", "nemotron_h")
+_OTHERS: Final = MappingProxyType({"gemma4": {"rope_freqs.weight": torch.tensor([1.0] * 4 + [1e30] * 12)}})
 _NORMS_LESS_1: Final = ("gemma", "nemotron", "qwen3next", "qwen35", "qwen35moe")
 
 
@@ -470,7 +539,7 @@ def write(
         "feed_forward_length": config.intermediate_size,
         "context_length": config.max_position_embeddings,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": getattr(config, "num_key_value_heads", config.num_attention_heads),
+        "attention.head_count_kv": config.to_dict().get("num_key_value_heads", config.num_attention_heads),
         "attention.key_length": 16,
         "attention.value_length": 16,
         "attention.layer_norm_rms_epsilon": 1e-5,
@@ -498,6 +567,10 @@ def write(
     heads_of: dict[str, list[torch.Tensor]] = {}
     for name, tensor in reference.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        own_stem = next((own for own in _GEMMA4_SCALES if name.endswith(f".{own}")), None)
+        if architecture == "gemma4" and own_stem is not None:
+            writer.add_tensor(f"blk.{name.split('.')[2]}.{_GEMMA4_SCALES[own_stem]}", tensor.contiguous().numpy())
             continue
         block, _, projection = name.partition(".experts.")
         parts = {name: tensor}
@@ -593,7 +666,7 @@ def test_logits_are_those_of_the_model(architecture: str, tmp_path: Path) -> Non
     with torch.inference_mode():
         expected = reference(torch.tensor([prompt])).logits[0]
     path = tmp_path / "model.gguf"
-    write(architecture, reference, own, path)
+    write(architecture, reference, own, path, _OTHERS.get(architecture.partition(" ")[0], {}))
     source = GgufSource(path)
     model = load_model(source.config, source, dtype=torch.float32, placement=CPU)
     (scores,) = logits(model, paged(16)(model), [(prompt, 0, [0, 1, 2])])

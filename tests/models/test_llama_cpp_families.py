@@ -52,7 +52,7 @@ _QWEN2_MOE: Final = {
 }
 #: Much like another.
 _LONG: Final = ("qwen35 with layers in no order", "qwen35moe", "dots1 without norms")
-_GELU: Final = ("gemma", "starcoder2", "phi2", "falcon", "bloom", "mpt")
+_GELU: Final = ("gemma", "gemma4", "starcoder2", "phi2", "falcon", "bloom", "mpt")
 CONFIGS: Final = {name: config | _OWN.get(name, {}) for name, (config, _) in FAMILIES.items()} | {
     "qwen2moe": _QWEN2_MOE
 }

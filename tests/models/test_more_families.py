@@ -41,6 +41,15 @@ _COMMON: Final[dict[str, Any]] = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
+_GEMMA4: Final[dict[str, Any]] = {
+    "model_type": "gemma4_text",
+    "global_head_dim": 32,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 24,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": False,
+    "hidden_size_per_layer_input": 0,
+}
 _GROUPED: Final = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -102,6 +111,33 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "mpt": {"max_seq_len": 512, "attn_config": {"clip_qkv": 4.0}},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 4.0},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24, "swiglu_limit": 2.0},
+    "gemma4 E2B": _GEMMA4
+    | {
+        "num_hidden_layers": 8,
+        "layer_types": [*["sliding_attention", "full_attention"] * 4],
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 512,
+    },
+    "gemma4 E4B": _GEMMA4
+    | {
+        "num_hidden_layers": 6,
+        "layer_types": [*["sliding_attention", "full_attention"] * 3],
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 512,
+    },
+    "gemma4 31B": _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "gemma4 26B": _GEMMA4
+    | {
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
     "youtu": _LATENT,
     "deepseek_v2": _LATENT | _GROUPED | {"topk_method": "group_limited_greedy"},
     "deepseek_v2 without groups": _LATENT | _GROUPED | {"model_type": "deepseek_v2", "q_lora_rank": None},
@@ -134,13 +170,14 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": [3] * 3},
     "ministral3": {"rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}},
 }
+_GEMMAS: Final = tuple(name for name in CONFIGS if name.startswith("gemma4"))
 GATED: Final = ("glm4_moe", "dots1", "exaone_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared", "hunyuan_v1_moe")
 """Families with shared experts, or whose experts are not chosen by a softmax alone."""
 LATENT: Final = ("youtu", "deepseek_v2", "deepseek_v2 without groups", "deepseek_v3", "glm4_moe_lite")
 """Families with latent attention."""
 NOT_FUSED: Final = (
     *("phimoe", "falcon", "falcon with groups", "falcon with alibi", "bloom", "mpt", "hunyuan_v1_dense", "ministral3"),
-    *(*GATED, *LATENT),
+    *(*GATED, *LATENT, *_GEMMAS),
 )
 """Families whose layers the native decoder does not compute."""
 PROMPT: Final = random_prompt(60)

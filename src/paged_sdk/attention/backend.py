@@ -42,9 +42,10 @@ class AttentionSetup:
     :ivar workspace: scratch memory of the native CPU kernels; None if the native library is unavailable
     :ivar precision: the lowest precision in which attention on the CPU may multiply
     :ivar has_bidirectional: whether any tokens attend bidirectionally: those within an image, or the whole sequence
-    :ivar key_offsets: per layer, the offsets that are subtracted from keys before they are stored as codes
-        (:mod:`paged_sdk.kernels.key_offsets`)
-    :ivar bases: per layer, the basis of stored keys and values, in which the offsets are too; empty: the heads' own
+    :ivar key_offsets: per layer that keeps keys, the offsets that are subtracted from keys before they are stored as
+        codes (:mod:`paged_sdk.kernels.key_offsets`)
+    :ivar bases: per layer that keeps keys, the basis of stored keys and values, in which the offsets are too; empty:
+        the heads' own
     """
 
     model: DecoderConfig
@@ -59,12 +60,13 @@ class AttentionSetup:
 
     def of_layers(self, layers: Sequence[int], device: torch.device) -> AttentionSetup:
         """Return the setup of a backend that keeps only these layers' KV, on the given device."""
+        kept = [place for place, layer in enumerate(self.model.kv_layers) if layer in layers]
         return evolve(
             self,
             model=self.model.of_layers(layers),
             device=device,
-            key_offsets=tuple(self.key_offsets[layer] for layer in layers) if self.key_offsets else (),
-            bases=tuple(self.bases[layer] for layer in layers) if self.bases else (),
+            key_offsets=tuple(self.key_offsets[place] for place in kept) if self.key_offsets else (),
+            bases=tuple(self.bases[place] for place in kept) if self.bases else (),
         )
 
     @property

@@ -51,7 +51,8 @@ def _why_not_triton(setup: AttentionSetup) -> str | None:
         return "they have no relative biases"
     if model.values_are_keys:
         return "they have no latent attention"
-    return why_not_triton(torch.empty(0, model.num_heads, model.head_dim, dtype=setup.dtype, device=setup.device))
+    heads = (torch.empty(0, model.num_heads, size, dtype=setup.dtype, device=setup.device) for size in model.head_dims)
+    return next((reason for reason in map(why_not_triton, heads) if reason is not None), None)
 
 
 def _triton_storage(setup: AttentionSetup) -> KvStorage:

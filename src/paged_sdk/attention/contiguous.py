@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import torch
@@ -23,7 +23,7 @@ _MIN_CAPACITY: Final = 64
 
 class ContiguousBackend(AttentionBackend):
     """Keeps the keys and values of each slot (one sequence) in a tensor, ``[num_layers, 2, capacity, num_kv_heads,
-    head_dim]``; 1 in place of 2 if keys are the values.
+    head_dim]``, or in one for each shape of heads, of the layers that have it; 1 in place of 2 if keys are the values.
 
     The capacity doubles when it is full, so growing to n tokens copies fewer than 2n tokens in all.
 
@@ -35,24 +35,33 @@ class ContiguousBackend(AttentionBackend):
         self._scores = layer_scores(config, device)
         self._dtype = dtype
         self._device = device
-        self._slots: dict[int, Tensor] = {}
+        shapes = {layer: config.layer(layer) for layer in config.kv_layers}
+        alike: dict[tuple[int, int], list[int]] = {}
+        for layer, shape in shapes.items():
+            alike.setdefault((shape.num_kv_heads, shape.head_dim), []).append(layer)
+        self._heads = [(len(layers), heads) for heads, layers in alike.items()]
+        # Of each layer: the number of its tensor, and its number there.
+        own = {layer: (kind, layers.index(layer)) for kind, layers in enumerate(alike.values()) for layer in layers}
+        self._places = [own[config.kv_layer(layer)] for layer in range(config.num_layers)]
+        self._slots: dict[int, list[Tensor]] = {}
 
     @property
     def num_bytes(self) -> int:
         """Return the bytes of all slots, unused capacity included."""
-        return sum(tensor.nbytes for tensor in self._slots.values())
+        return sum(tensor.nbytes for tensors in self._slots.values() for tensor in tensors)
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """Grow every row's slot to fit the row's tokens, and make the step."""
         for row in rows:
             self._reserve(_slot(row), row.end)
-        return _ContiguousStep(self._scores, rows, [self._slots[_slot(row)] for row in rows])
+        return _ContiguousStep(self._scores, rows, self._places, [self._slots[_slot(row)] for row in rows])
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy the first tokens of slots to other slots."""
         for source, target, num_tokens in copies:
             self._reserve(target, num_tokens)
-            self._slots[target][:, :, :num_tokens] = self._slots[source][:, :, :num_tokens]
+            for there, here in zip(self._slots[target], self._slots[source], strict=True):
+                there[:, :, :num_tokens] = here[:, :, :num_tokens]
 
     def release(self, kv_ids: Iterable[int]) -> None:
         """Free the storage of slots. Ids of slots without storage are ignored."""
@@ -61,21 +70,31 @@ class ContiguousBackend(AttentionBackend):
 
     def _reserve(self, slot: int, num_tokens: int) -> None:
         held = self._slots.get(slot)
-        if held is not None and held.shape[2] >= num_tokens:
+        now = 0 if held is None else held[0].shape[2]
+        if num_tokens <= now:
             return
-        capacity = max(num_tokens, _MIN_CAPACITY if held is None else 2 * held.shape[2])
+        capacity = max(num_tokens, 2 * now or _MIN_CAPACITY)
         kinds = 1 if self._config.values_are_keys else 2
-        shape = (self._config.num_layers, kinds, capacity, self._config.num_kv_heads, self._config.head_dim)
-        grown = torch.empty(shape, dtype=self._dtype, device=self._device)
-        if held is not None:
-            grown[:, :, : held.shape[2]] = held
+        grown = [
+            torch.empty(num_layers, kinds, capacity, *heads, dtype=self._dtype, device=self._device)
+            for num_layers, heads in self._heads
+        ]
+        for there, here in zip(grown, held or (), strict=held is not None):
+            there[:, :, :now] = here
         self._slots[slot] = grown
 
 
 class _ContiguousStep(AttentionStep):
-    def __init__(self, scores: Sequence[ScoreOptions], rows: Sequence[StepRow], storages: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        scores: Sequence[ScoreOptions],
+        rows: Sequence[StepRow],
+        places: Sequence[tuple[int, int]],
+        storages: Sequence[Sequence[Tensor]],
+    ) -> None:
         self._scores = scores
         self._rows = rows
+        self._places = places
         self._storages = storages
 
     def forward(
@@ -88,15 +107,29 @@ class _ContiguousStep(AttentionStep):
         *,
         relative: RelativeBias | None = None,
     ) -> Tensor:
-        scores = self._scores[layer].with_learned(sinks, relative)
+        token = 0
+        for row, storage in self._rows_of(layer):
+            last = token + row.num_new_tokens
+            storage[0, row.start : row.end] = key[token:last]
+            if len(storage) > 1:
+                storage[1, row.start : row.end] = value[token:last]
+            token = last
+        return self._attend(layer, query, self._scores[layer].with_learned(sinks, relative))
+
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        return self._attend(layer, query, self._scores[layer].with_learned(sinks))
+
+    def _rows_of(self, layer: int) -> Iterator[tuple[StepRow, Tensor]]:
+        """Return each row with its keys, and its values if they are not the keys, of a layer."""
+        kind, place = self._places[layer]
+        return ((row, storage[kind][place]) for row, storage in zip(self._rows, self._storages, strict=True))
+
+    def _attend(self, layer: int, query: Tensor, scores: ScoreOptions) -> Tensor:
         outputs: list[Tensor] = []
         token = 0
-        for row, storage in zip(self._rows, self._storages, strict=True):
+        for row, storage in self._rows_of(layer):
             last = token + row.num_new_tokens
-            keys, values = storage[layer, 0], storage[layer, -1]
-            keys[row.start : row.end] = key[token:last]
-            if storage.shape[1] > 1:
-                values[row.start : row.end] = value[token:last]
+            keys, values = storage[0], storage[-1]
             first = 0 if scores.window is None else max(0, row.start + 1 - scores.window)
             blocks = None if row.media is None else row.media.blocks_at(row.start, row.end, first)
             seen = slice(first, row.end)

@@ -127,6 +127,10 @@ class _DividedStep(AttentionStep):
         place = self._places[layer]
         return self._steps[place.device].forward(place.number, query, key, value, sinks, relative=relative)
 
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        place = self._places[layer]
+        return self._steps[place.device].attend(place.number, query, sinks)
+
     def rotate_and_forward(
         self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
     ) -> Tensor:

@@ -19,7 +19,7 @@ def in_basis(step: AttentionStep, caches: Sequence[LayerCache]) -> AttentionStep
     """Return a step that takes and returns heads in their own basis.
 
     :param step: takes and returns them in the basis of the pages
-    :param caches: each layer's pages: all have a basis of their own, or none has
+    :param caches: each layer's pages, its own or those that it attends over: all have a basis of their own, or none has
     """
     bases = [cache.basis for cache in caches if cache.basis is not None]
     return _InBasis(step, bases) if bases else step
@@ -49,3 +49,7 @@ class _InBasis(AttentionStep):
         basis = self._bases[layer]
         there = basis.queries(query), basis.keys(key), basis.values(value)
         return basis.outputs(self._step.forward(layer, *there, sinks, relative=relative))
+
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        basis = self._bases[layer]
+        return basis.outputs(self._step.attend(layer, basis.queries(query), sinks))

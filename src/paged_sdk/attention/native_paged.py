@@ -42,8 +42,8 @@ def why_not_native(setup: AttentionSetup) -> str | None:
         return "they have no alibi"
     if setup.model.relative_biases:
         return "they have no relative biases"
-    if setup.model.head_dim % 16:
-        return f"its heads have {setup.model.head_dim} elements, and the kernels take multiples of 16"
+    if odd := [str(size) for size in sorted(setup.model.head_dims) if size % 16]:
+        return f"its heads have {' and '.join(odd)} elements, and the kernels take multiples of 16"
     return None
 
 
@@ -74,22 +74,22 @@ class NativePagedBackend(PagedBackend):
     ) -> None:
         assert settings.device.type == "cpu", settings.device
         super().__init__(config, settings, num_blocks)
-        self._huge_pages = HugePages(workspace.library, [pages for layer in self._layers for pages in layer.pages])
+        self._huge_pages = HugePages(workspace.library, [pages for pool in self._pools for pages in pool.pages])
         self._pages = NativePages(
             workspace,
             self._layers,
             tuple(
                 AttentionShape(
                     num_heads=config.num_heads,
-                    num_kv_heads=config.num_kv_heads,
-                    head_dim=config.head_dim,
+                    num_kv_heads=cache.num_kv_heads,
+                    head_dim=cache.head_dim,
                     scale=scores.scale,
                     window=scores.window,
                     window_reaches_ahead=config.bidirectional,
                     softcap=scores.softcap,
                     precision=precision,
                 )
-                for scores in self._scores
+                for cache, scores in zip(self._layers, self._scores, strict=True)
             ),
         )
 
@@ -197,7 +197,10 @@ class _NativePagedStep(AttentionStep):
         relative: RelativeBias | None = None,
     ) -> Tensor:
         assert relative is None, "not chosen for models with relative biases"
-        pages, slots = self._pages, self._rows.slots
+        write_slots(key, value, self._pages.caches[layer], self._rows.slots, self._positions)
+        return self.attend(layer, query, sinks)
+
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        pages = self._pages
         cache = pages.caches[layer]
-        write_slots(key, value, cache, slots, self._positions)
         return native_paged_attention(pages.workspace, query, cache, self._rows.batch, pages.shapes[layer], sinks=sinks)

@@ -59,38 +59,40 @@ class PagedBackend(AttentionBackend):
                 # Up to Qwen3-4B's context of 262,144 tokens, offsets take 302 MB; of a pool of 16,384 tokens, 19 MB.
                 # With windows, a sequence may be longer than the pool; devices try steps of any length over one block.
                 settings = settings.up_to(num_blocks * settings.block_size)
-            self._layers = tuple(
-                settings.pages(
-                    layer, num_blocks, config.num_kv_heads, config.head_dim, values_are_keys=config.values_are_keys
+            own = {
+                layer: settings.pages(
+                    place, num_blocks, shape.num_kv_heads, shape.head_dim, values_are_keys=config.values_are_keys
                 )
-                for layer in range(config.num_layers)
-            )
+                for place, (layer, shape) in enumerate((layer, config.layer(layer)) for layer in config.kv_layers)
+            }
         except RuntimeError as error:
             needed = int(num_blocks * settings.block_size * config.kv_elements_per_token * settings.bytes_per_element)
             raise OutOfMemoryError(
                 f"cannot allocate {num_blocks} KV blocks of {settings.block_size} tokens: {needed} bytes", needed=needed
             ) from error
+        self._layers = tuple(own[config.kv_layer(layer)] for layer in range(config.num_layers))
+        self._pools = tuple(own.values())  # each once, though several layers may attend over it
         self._max_positions = len(settings.key_offsets[0]) * KEY_SPAN if settings.key_offsets else None
 
     @property
     def num_bytes(self) -> int:
         """Return the bytes of the pool, scales included."""
-        return sum(tensor.nbytes for layer in self._layers for tensor in layer.tensors)
+        return sum(tensor.nbytes for tensor in self.block_tensors)
 
     @property
     def block_tensors(self) -> Sequence[Tensor]:
         """See :attr:`AttentionBackend.block_tensors`."""
-        return [tensor for layer in self._layers for tensor in layer.tensors]
+        return [tensor for pool in self._pools for tensor in pool.tensors]
 
     @property
     def code(self) -> bytes:
         """See :attr:`AttentionBackend.code`. Of the offsets, those of the first span suffice: they show all vectors."""
         measured = []
-        for layer in self._layers:
-            if layer.key_offsets is not None:
-                measured.append(layer.key_offsets[:1])
-            if layer.basis is not None:
-                measured.append(layer.basis.factors)
+        for pool in self._pools:
+            if pool.key_offsets is not None:
+                measured.append(pool.key_offsets[:1])
+            if pool.basis is not None:
+                measured.append(pool.basis.factors)
         return sha256(b"".join(each.cpu().numpy().tobytes() for each in measured)).digest() if measured else b""
 
     @property
@@ -108,9 +110,9 @@ class PagedBackend(AttentionBackend):
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy whole blocks, including unused slots."""
-        for layer in self._layers:
+        for pool in self._pools:
             for source, target, _ in copies:
-                copy_block(layer.tensors, source, target)
+                copy_block(pool.tensors, source, target)
 
     def release(self, kv_ids: Iterable[int]) -> None:
         """Do nothing: the pool stays allocated, and the KV manager tracks free blocks."""
@@ -278,9 +280,13 @@ class _PagedStep(AttentionStep):
         *,
         relative: RelativeBias | None = None,
     ) -> Tensor:
-        cache = self._layers[layer]
-        write_slots(key, value, cache, self._slot_mapping, self._positions)
-        scores = self._scores[layer].with_learned(sinks, relative)
+        write_slots(key, value, self._layers[layer], self._slot_mapping, self._positions)
+        return self._attend(self._layers[layer], query, self._scores[layer].with_learned(sinks, relative))
+
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        return self._attend(self._layers[layer], query, self._scores[layer].with_learned(sinks))
+
+    def _attend(self, cache: LayerCache, query: Tensor, scores: ScoreOptions) -> Tensor:
         plan = self._plans[scores.window]
         if plan.batch is not None:
             return _decode(cache, plan.batch, query, scores)

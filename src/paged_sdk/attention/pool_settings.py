@@ -24,9 +24,11 @@ class PoolSettings:
     :ivar block_size: tokens per block
     :ivar dtype: dtype of keys and values
     :ivar cache_type: ``AUTO`` stores ``dtype``; the others store codes with scales
-    :ivar key_offsets: per layer ``[num_spans, num_kv_heads, head_dim]`` float32, up to the longest context: the offsets
-        that are subtracted from stored keys (:mod:`paged_sdk.kernels.key_offsets`). For codes only; empty: no offsets
-    :ivar bases: per layer, the basis of stored keys and values, in which the offsets are too; empty: the heads' own
+    :ivar key_offsets: per layer that keeps keys ``[num_spans, num_kv_heads, head_dim]`` float32, up to the longest
+        context: the offsets that are subtracted from stored keys (:mod:`paged_sdk.kernels.key_offsets`). For codes
+        only; empty: no offsets
+    :ivar bases: per layer that keeps keys, the basis of stored keys and values, in which the offsets are too; empty:
+        the heads' own
     """
 
     block_size: int
@@ -60,6 +62,7 @@ class PoolSettings:
     ) -> LayerCache:
         """Allocate the pages of a layer.
 
+        :param layer: the layer's number among those that keep keys
         :param values_are_keys: whether the layer keeps only keys, which are its values, too
         :raises RuntimeError: torch cannot allocate them
         :raises ConfigError: ``head_dim``, the offsets or the basis do not fit

@@ -156,6 +156,9 @@ class _StatefulStep(AttentionStep):
     ) -> Tensor:
         return self._inner.forward(self._places[layer], query, key, value, sinks, relative=relative)
 
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        return self._inner.attend(self._places[layer], query, sinks)
+
     def rotate_and_forward(
         self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
     ) -> Tensor:

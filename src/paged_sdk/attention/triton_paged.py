@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -45,13 +45,13 @@ def triton_storage(setup: AttentionSetup) -> KvStorage:
     """Make the storage of a pool on a CUDA device. Log which kernels compute prefill attention."""
     model, engine = setup.model, setup.engine
     prefills = choose_prefills(model, setup.pool)
-    for window, choice in prefills.items():
-        of_what = "prompts" if window is None else f"prompts in windows of {window} tokens"
+    for shape, choice in {each.shape: each for each in prefills}.items():
+        of_what = "prompts" if shape.window is None else f"prompts in windows of {shape.window} tokens"
         _log.info("Attention of %s: %s.", of_what, choice)
     of_splits = most_partial_bytes(
         num_tokens=engine.max_num_batched_tokens,
         num_heads=model.num_heads,
-        head_dim=model.head_dim,
+        head_dim=max(model.head_dims),
         max_context_len=engine.max_model_len,
         multiprocessors=num_multiprocessors(setup.device),
     )
@@ -64,29 +64,31 @@ def triton_storage(setup: AttentionSetup) -> KvStorage:
             max_model_len=engine.max_model_len,
             prefills=prefills,
         ),
-        scratch={setup.device: max(of_splits, *(choice.most_gathered_bytes for choice in prefills.values()))},
+        scratch={setup.device: max(of_splits, *(choice.most_gathered_bytes for choice in prefills))},
     )
 
 
-def choose_prefills(config: DecoderConfig, settings: PoolSettings) -> dict[int | None, PagedPrefill]:
-    """Time prefill kernels and choose the faster, by window. Takes some milliseconds and 100 MB of device memory."""
-    return {
-        window: faster_for_prefill(
-            PrefillShape(
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                block_size=settings.block_size,
-                dtype=settings.dtype,
-                device=settings.device,
-                scale=config.attention_scale,
-                window=window,
-                softcap=config.attention_softcap,
-                quantized=settings.cache_type is PagedCacheType.F8E4M3,
-            )
+def choose_prefills(config: DecoderConfig, settings: PoolSettings) -> tuple[PagedPrefill, ...]:
+    """Time prefill kernels and choose the faster, for each layer. Takes some milliseconds and 100 MB of device memory
+    for each shape of layers.
+    """
+    shapes = [
+        PrefillShape(
+            num_heads=config.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            block_size=settings.block_size,
+            dtype=settings.dtype,
+            device=settings.device,
+            scale=config.attention_scale,
+            window=window,
+            softcap=config.attention_softcap,
+            quantized=settings.cache_type is PagedCacheType.F8E4M3,
         )
-        for window in dict.fromkeys(config.sliding_windows)
-    }
+        for layer, window in zip(map(config.layer, range(config.num_layers)), config.sliding_windows, strict=True)
+    ]
+    chosen = {shape: faster_for_prefill(shape) for shape in dict.fromkeys(shapes)}
+    return tuple(chosen[shape] for shape in shapes)
 
 
 class TritonPagedBackend(PagedBackend):
@@ -99,7 +101,7 @@ class TritonPagedBackend(PagedBackend):
 
     :param max_num_seqs: maximum number of rows in a step
     :param max_model_len: maximum number of tokens in a sequence; None: the model's context
-    :param prefills: by window, the alternative to Triton for prompt chunks; see :func:`choose_prefills`
+    :param prefills: by layer, the alternative to Triton for prompt chunks; see :func:`choose_prefills`; empty: none
     """
 
     def __init__(
@@ -110,12 +112,12 @@ class TritonPagedBackend(PagedBackend):
         *,
         max_num_seqs: int = _MAX_NUM_SEQS,
         max_model_len: int | None = None,
-        prefills: Mapping[int | None, PagedPrefill] | None = None,
+        prefills: Sequence[PagedPrefill] = (),
     ) -> None:
         super().__init__(config, settings, num_blocks)
         width = -(-(max_model_len or config.max_position) // settings.block_size)
         self._tables = BlockTables(max_num_seqs, width, settings.device)
-        self._step_layers = _Layers(config.num_heads, self._layers, self._scores, dict(prefills or {}))
+        self._step_layers = _Layers(config.num_heads, self._layers, self._scores, tuple(prefills))
 
     def prepare(self, rows: Sequence[StepRow]) -> TritonPagedStep:
         """See :meth:`AttentionBackend.prepare`. FlashAttention serves chunks only if all rows of one token precede
@@ -242,14 +244,14 @@ class TritonPagedBackend(PagedBackend):
         )
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Copy whole blocks of all layers in one launch, and their scales in another."""
+        """Copy whole blocks of all layers with one size of blocks in one launch, and their scales in another."""
         (pairs,) = to_device(self._device, np.array([(source, target) for source, target, _ in copies]))
         copy_blocks(
-            [layer.key for layer in self._layers],
-            [layer.value for layer in self._layers],
+            [pool.key for pool in self._pools],
+            [pool.value for pool in self._pools],
             pairs,
-            [layer.k_scale for layer in self._layers if layer.k_scale is not None],
-            [layer.v_scale for layer in self._layers if layer.v_scale is not None],
+            [pool.k_scale for pool in self._pools if pool.k_scale is not None],
+            [pool.v_scale for pool in self._pools if pool.v_scale is not None],
         )
 
     def _slots_of(self, block: Tensor, position: Tensor) -> Tensor:
@@ -263,13 +265,13 @@ class _Layers:
     :ivar num_heads: query heads of each layer
     :ivar caches: the pages of each layer
     :ivar scores: the score options of each layer
-    :ivar prefills: by window, the alternative to Triton for prompt chunks
+    :ivar prefills: by layer, the alternative to Triton for prompt chunks; empty: none
     """
 
     num_heads: int
     caches: Sequence[LayerCache]
     scores: Sequence[ScoreOptions]
-    prefills: Mapping[int | None, PagedPrefill]
+    prefills: Sequence[PagedPrefill]
 
 
 @frozen(eq=False)
@@ -327,6 +329,11 @@ class TritonPagedStep(AttentionStep):
         reshape_and_cache(stored, value, cache.key, cache.value, self._slot_mapping, cache.k_scale, cache.v_scale)
         return self._attend(layer, query, key, value, sinks)
 
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """See :meth:`AttentionStep.attend`. Triton serves prompt chunks, too: FlashAttention takes their new keys."""
+        scores = self._layers.scores[layer].with_learned(sinks)
+        return paged_attention(query, self._layers.caches[layer], self._rows, scores)
+
     def rotate_and_forward(
         self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
     ) -> Tensor:
@@ -340,7 +347,8 @@ class TritonPagedStep(AttentionStep):
 
     def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         cache, scores = self._layers.caches[layer], self._layers.scores[layer].with_learned(sinks)
-        rows, prefills, choice = self._rows, self._prefills, self._layers.prefills.get(scores.window)
+        rows, prefills = self._rows, self._prefills
+        choice = self._layers.prefills[layer] if self._layers.prefills else None
         # FlashAttention supports neither sinks nor ALiBi.
         needs_own = scores.sinks is not None or scores.alibi_slopes is not None
         if needs_own or prefills is None or choice is None or not choice.suits(prefills.rows):

@@ -190,6 +190,10 @@ class _Collector:
         self._squares: dict[str, _Squares] = {}
         for index, layer in enumerate(model.layers):
             self._watch_layer(f"blk.{index}.", layer, architecture)
+        if model.layer_inputs is not None:
+            inputs = model.layer_inputs
+            squares = self._of(["per_layer_model_proj.weight"], inputs.projection.in_features)
+            inputs.projection = _WatchedLinear(inputs.projection, squares)
         if not model.config.tie_embeddings:
             model.head = _WatchedLinear(model.head, self._of(["output.weight"], model.head.in_features))
 
@@ -223,6 +227,12 @@ class _Collector:
             self._watch_latent(prefix, mixer)
         elif mixer is not None:
             self._watch_attention(prefix, layer.attention)
+        if layer.layer_input is not None:
+            layer.layer_input.gate = self._watched(prefix, ("inp_gate",), layer.layer_input.gate)
+            layer.layer_input.output = self._watched(prefix, ("proj",), layer.layer_input.output)
+        if layer.expert_branch is not None:
+            what = type(layer.expert_branch).__name__
+            raise UnsupportedArchitectureError(f"importance cannot be collected in a {what}", architecture=architecture)
         if mlp is None:
             return
         if isinstance(mlp, GatedMlp):
@@ -239,7 +249,8 @@ class _Collector:
 
     def _watch_attention(self, prefix: str, attention: AttentionBlock) -> None:
         apart = ("attn_q", "attn_k", "attn_v")
-        names = apart if self._own_names.issuperset(apart) else ("attn_qkv",)
+        own = apart[: 1 + attention.shape.num_kv_projections]
+        names = own if self._own_names.issuperset(apart) else ("attn_qkv",)
         attention.qkv = self._watched(prefix, names, attention.qkv)
         attention.output = self._watched(prefix, ("attn_output",), attention.output)
 

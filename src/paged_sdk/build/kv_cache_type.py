@@ -45,7 +45,8 @@ def check_cache_type(
             f"auto or f8e4m3 for {shape.model_type}: 4-bit keys and values each need a basis of their own, and its "
             "keys are the values, too"
         )
-    elif shape.head_dim % GROUP:
-        allowed = f"auto or f8e4m3 for {shape.model_type}, whose heads of {shape.head_dim} are no multiple of {GROUP}"
+    elif odd := [str(size) for size in sorted(shape.head_dims) if size % GROUP]:
+        sizes = " and ".join(odd)
+        allowed = f"auto or f8e4m3 for {shape.model_type}, whose heads of {sizes} are no multiple of {GROUP}"
     if allowed is not None:
         raise ConfigError.of("cache_type" if settings.paged_meta else CACHE_TYPE, meta.cache_type.value, allowed)

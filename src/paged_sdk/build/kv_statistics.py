@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.attention.contiguous import ContiguousBackend
@@ -35,7 +35,7 @@ _TINY: Final = 1e-6
 
 @frozen(kw_only=True)
 class KvStatistics:
-    """Holds what was measured, by layer with attention.
+    """Holds what was measured, by layer that keeps keys.
 
     :ivar key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32: the mean key, rotated to each span of positions
         (:mod:`paged_sdk.kernels.key_offsets`)
@@ -72,7 +72,8 @@ def measure_kv(model: DecoderModel, max_model_len: int, *, num_threads: int | No
 def _measure(model: DecoderModel, max_model_len: int) -> KvStatistics:
     shape, generator = model.config, torch.Generator().manual_seed(0)
     tokens = torch.randint(shape.vocab_size, (min(_MAX_TOKENS, max_model_len),), generator=generator)
-    watched = _WatchedBackend(shape.of_layers(shape.attention_layers), dtype=model.dtype, device=model.device)
+    attending = shape.of_layers(shape.attention_layers)
+    watched = _WatchedBackend(attending, dtype=model.dtype, device=model.device)
     backend = StatefulBackend(watched, shape, num_slots=1, dtype=model.dtype, device=model.device)
     step = backend.prepare([StepRow(0, 0, tokens.tolist(), [0], len(tokens))])
     model.forward(tokens, torch.arange(len(tokens)), StepContext(attention=step))
@@ -83,10 +84,10 @@ def _measure(model: DecoderModel, max_model_len: int) -> KvStatistics:
 
 @frozen(eq=False)
 class _Seen:
-    """Holds what attention of a layer was given.
+    """Holds what attention over a layer's keys was given.
 
     :ivar mean_key: ``[num_kv_heads, head_dim]``, the mean key before the rotary embedding
-    :ivar squared_query: likewise, the mean square of the queries of a KV head
+    :ivar squared_query: likewise, the mean square of the queries of a KV head; of other layers' queries, the largest
     :ivar keys: ``[num_tokens, num_kv_heads, head_dim]``, rotated
     """
 
@@ -112,6 +113,11 @@ def _without_first(tokens: Tensor) -> Tensor:
     return tokens[min(1, len(tokens) - 1) :]
 
 
+def _squared(query: Tensor, num_kv_heads: int) -> Tensor:
+    """Return the mean square of the queries of each KV head, ``[num_kv_heads, head_dim]``."""
+    return torch.unflatten(_without_first(query).float(), 1, (num_kv_heads, -1)).square().mean((0, 2))
+
+
 def _finite(x: Tensor, otherwise: float) -> Tensor:
     """Return ``x``, or another number in place of all of its elements if one is not finite."""
     return x if x.isfinite().all() else torch.full_like(x, otherwise)
@@ -120,7 +126,7 @@ def _finite(x: Tensor, otherwise: float) -> Tensor:
 class _WatchedBackend(ContiguousBackend):
     """Notes what attention is given.
 
-    :ivar seen: by layer, in the last step
+    :ivar seen: by layer that keeps keys, in the last step
     """
 
     seen: Sequence[_Seen] = ()
@@ -128,12 +134,15 @@ class _WatchedBackend(ContiguousBackend):
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         seen: list[_Seen] = []
         self.seen = seen
-        return _WatchedStep(super().prepare(rows), seen)
+        kept = {layer: place for place, layer in enumerate(self._config.kv_layers)}
+        places = [kept[self._config.kv_layer(layer)] for layer in range(self._config.num_layers)]
+        return _WatchedStep(super().prepare(rows), places, seen)
 
 
 class _WatchedStep(AttentionStep):
-    def __init__(self, step: AttentionStep, seen: list[_Seen]) -> None:
+    def __init__(self, step: AttentionStep, places: Sequence[int], seen: list[_Seen]) -> None:
         self._step = step
+        self._places = places
         self._seen = seen
         self._mean_key = torch.empty(0)
 
@@ -147,10 +156,16 @@ class _WatchedStep(AttentionStep):
         *,
         relative: RelativeBias | None = None,
     ) -> Tensor:
-        assert layer == len(self._seen), "layers come in order"
-        grouped = torch.unflatten(_without_first(query).float(), 1, (key.shape[1], -1))
-        self._seen.append(_Seen(self._mean_key, grouped.square().mean((0, 2)), key.clone()))
+        assert self._places[layer] == len(self._seen), "layers come in order"
+        self._seen.append(_Seen(self._mean_key, _squared(query, key.shape[1]), key.clone()))
         return self._step.forward(layer, query, key, value, sinks, relative=relative)
+
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        place = self._places[layer]
+        seen = self._seen[place]
+        squared = torch.maximum(seen.squared_query, _squared(query, seen.keys.shape[1]))
+        self._seen[place] = evolve(seen, squared_query=squared)
+        return self._step.attend(layer, query, sinks)
 
     def rotate_and_forward(
         self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None

@@ -323,6 +323,10 @@ def place(
         check_topology(topology, num_layers=plan.config.num_layers, names=names)
     own = plan.tensor_names(checkpoint.source)
     placement = place_model(topology, device, num_layers=plan.config.num_layers, names=names, tensor_names=own)
+    for layer, there in enumerate(placement.layers):
+        if there != placement.layers[source := plan.config.kv_layer(layer)]:
+            allowed = f"one device for layers {source} and {layer}, which attends over the keys of layer {source}"
+            raise ConfigError.of("topology", str(topology), allowed)
     return PlacedNames(placement, names, own)
 
 

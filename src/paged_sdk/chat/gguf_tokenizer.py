@@ -23,13 +23,14 @@ __all__ = ["tokenizer_from_gguf", "word_splitter"]
 _logger = get_logger(__name__)
 
 _SPACE = "▁"
+_LINES: Final = r"[^\n]+|\n+"
 _OWN_TOKENIZER = "give the model's own tokenizer.json with with_tokenizer_json"
 _UNKNOWN_PENALTY: Final = 10.0  # SentencePiece's: subtracted from the score of the least likely piece
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """Build the tokenizer that the metadata describes: kind ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece BPE),
-    ``t5`` (SentencePiece Unigram) or ``bert`` (WordPiece).
+    ``gemma4`` (the same with merges by rank), ``t5`` (SentencePiece Unigram) or ``bert`` (WordPiece).
 
     :param metadata: maps keys to values; arrays are lists or numpy arrays
     :raises CheckpointError: the metadata is malformed, or its kind or pre-tokenizer is unknown here. Another
@@ -138,6 +139,23 @@ def _sentencepiece(vocabulary: GgufVocabulary) -> BuiltTokenizer:
     return BuiltTokenizer(backend=backend, add_bos=True, special_ids=special_ids)
 
 
+def _gemma4(vocabulary: GgufVocabulary) -> BuiltTokenizer:
+    """Build Gemma 4's tokenizer: like SentencePiece's BPE, with merges by rank, within lines or runs of line ends."""
+    unknown = vocabulary.token_id("unknown_token_id", 3)
+    backend = _bpe(
+        vocabulary,
+        _Pairs(array(vocabulary.metadata, "merges", str)),
+        unk_token=None if unknown is None else list(vocabulary.ids)[unknown],
+        fuse_unk=True,
+        byte_fallback=bool(vocabulary.of_type(TokenType.BYTE)),
+    )
+    backend.normalizer = normalizers.Sequence(_spaces_as_signs(prefix_space=False))
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_LINES), behavior="isolated")
+    backend.decoder = _signs_as_spaces(prefix_space=False)
+    special_ids = {"bos_token_id": 2, "eos_token_id": 1, "unknown_token_id": 3} if len(vocabulary.ids) > 3 else {}
+    return BuiltTokenizer(backend=backend, add_bos=True, special_ids=special_ids)
+
+
 def _unigram(vocabulary: GgufVocabulary) -> BuiltTokenizer:
     """Build a SentencePiece Unigram tokenizer (T5 and others): it finds the likeliest segmentation into pieces."""
     scores, unknown = _scores(vocabulary), vocabulary.token_id("unknown_token_id", 2)
@@ -212,7 +230,7 @@ def _signs_as_spaces(*, prefix_space: bool) -> decoders.Decoder:
 
 
 _KINDS: Mapping[str, Callable[[GgufVocabulary], BuiltTokenizer]] = MappingProxyType(
-    {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram, "bert": word_pieces}
+    {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma4, "t5": _unigram, "bert": word_pieces}
 )
 
 

@@ -52,6 +52,10 @@ def gguf_from_text_processor(text: TextProcessor, architecture: str, vocab_size:
     }
     if model["type"] == "Unigram":
         metadata |= _unigram(content, tokens, backend)
+    elif model.get("byte_fallback") and architecture == "gemma4":
+        metadata["tokenizer.ggml.model"] = "gemma4"
+        metadata["tokenizer.ggml.merges"] = [" ".join(pair) for pair in _merges(model)]
+        metadata["tokenizer.ggml.add_space_prefix"] = False
     elif model.get("byte_fallback"):
         metadata["tokenizer.ggml.model"] = "llama"
         metadata["tokenizer.ggml.scores"] = _scores(model, tokens)

@@ -9,6 +9,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from paged_sdk.config.latent_attention import LatentAttentionConfig
+from paged_sdk.config.layer_shape import LayerInputConfig, LayerShape
 from paged_sdk.config.recurrent import RecurrentConfig
 
 __all__ = [
@@ -166,6 +167,10 @@ class MoeConfig:
     :ivar swiglu_limit: experts compute ``(up + 1) * gate * sigmoid(swiglu_alpha * gate)``, with ``up`` clamped to
         ``[-swiglu_limit, swiglu_limit]`` and ``gate`` from above only (gpt-oss); None: ``up * silu(gate)``
     :ivar alternates: whether checkpoints with all experts in one tensor interleave gate and up rows
+    :ivar beside_mlp: whether the layers also have a dense MLP, whose output is added to that of the experts; both have
+        norms of their own. The router reads the normalized and scaled residual stream, and a learned factor per expert
+        multiplies the weights (gemma4)
+    :ivar activation: the experts' activation, of their gates
     :ivar renormalize: True: the weights of a token's experts are rescaled to sum to 1, as by a softmax over the chosen
         experts alone (granitemoe); False: they are the probabilities of a softmax over all experts
     """
@@ -191,6 +196,8 @@ class MoeConfig:
     swiglu_alpha: float = 1.0
     swiglu_limit: float | None = None
     alternates: bool = False
+    beside_mlp: bool = False
+    activation: Activation = Activation.SILU
 
 
 @frozen(kw_only=True)
@@ -217,6 +224,9 @@ class DecoderConfig:
     Families differ only in these values: no block asks which family it belongs to.
 
     :ivar model_type: Hugging Face's ``model_type``, which is also the name of the file in ``models/``
+    :ivar num_kv_heads: number of heads of keys and of values in each layer, unless :attr:`layer_shapes` says otherwise;
+        ``head_dim`` and ``intermediate_size`` likewise. What depends on the layer asks :meth:`layer`
+    :ivar layer_shapes: the sizes of each layer, if they differ; empty: all layers have the model's
     :ivar sliding_windows: per layer: number of tokens that a query attends to, itself included; None: all
     :ivar ropes: per layer: its rotary embedding
     :ivar attention_scale: multiplies q.k
@@ -237,6 +247,7 @@ class DecoderConfig:
         normalized vector to the model's dtype before the multiplication
     :ivar gated_mlp: False: MLPs are ``down(activation(up(x)))``
     :ivar qk_norm: whether queries and keys are normalized, as ``qk_norm_weights`` and ``qk_norm_bias`` specify
+    :ivar value_norm: whether values are normalized by an RMSNorm without weights, each head by itself (gemma4)
     :ivar qk_norm_after_rope: whether queries and keys are normalized after their rotation (hunyuan)
     :ivar input_norms: norms before attention and before the MLP (all but olmo2 and its kin)
     :ivar sandwich_norms: norms after attention and after the MLP, before the residual (gemma)
@@ -249,6 +260,8 @@ class DecoderConfig:
     :ivar qkv_clip: queries, keys and values are clamped to this magnitude, after their norms (olmoe)
     :ivar attention_gate: whether attention's output is multiplied by the sigmoid of a gate, which the query projection
         also computes: for each head its query, then its gate (qwen3_next)
+    :ivar layer_scales: whether the residual stream is multiplied by a learned number after each layer (gemma4)
+    :ivar layer_inputs: what each layer adds of a token besides its embedding (gemma4); None: nothing
     :ivar head_bias: whether the output projection has a bias
     :ivar moe: mixture-of-experts layers; None: every layer has a dense MLP
     :ivar recurrent: per layer: what it computes instead of attention; None: attention. Empty: every layer has attention
@@ -302,6 +315,7 @@ class DecoderConfig:
     qk_norm: bool = False
     qk_norm_weights: QkNormWeights = QkNormWeights.SHARED
     qk_norm_bias: bool = False
+    value_norm: bool = False
     qk_norm_after_rope: bool = False
     input_norms: bool = True
     sandwich_norms: bool = False
@@ -316,6 +330,17 @@ class DecoderConfig:
     branch_scales: BranchScales | None = None
     latent: LatentAttentionConfig | None = None
     bidirectional: bool = False
+    layer_shapes: tuple[LayerShape, ...] = ()
+    layer_scales: bool = False
+    layer_inputs: LayerInputConfig | None = None
+
+    def layer(self, index: int) -> LayerShape:
+        """Return the sizes of a layer."""
+        if self.layer_shapes:
+            return self.layer_shapes[index]
+        return LayerShape(
+            num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, intermediate_size=self.intermediate_size
+        )
 
     @property
     def rope_switch(self) -> int | None:
@@ -328,12 +353,13 @@ class DecoderConfig:
     @property
     def kv_elements_per_token(self) -> int:
         """Return the KV elements per token over all layers: E in the pool-size formula of docs/architecture.md."""
-        return self.kv_vectors_per_token * self.head_dim
+        vectors = 1 if self.values_are_keys else 2
+        return vectors * sum(each.num_kv_heads * each.head_dim for each in map(self.layer, self.kv_layers))
 
     @property
     def kv_vectors_per_token(self) -> int:
         """Return the keys and values that are kept per token, over all layers and KV heads."""
-        return (1 if self.values_are_keys else 2) * len(self.attention_layers) * self.num_kv_heads
+        return (1 if self.values_are_keys else 2) * sum(self.layer(index).num_kv_heads for index in self.kv_layers)
 
     @property
     def values_are_keys(self) -> bool:
@@ -341,8 +367,13 @@ class DecoderConfig:
         return self.latent is not None
 
     @property
+    def head_dims(self) -> frozenset[int]:
+        """Return the sizes of heads that the layers with attention have."""
+        return frozenset(self.layer(index).head_dim for index in self.attention_layers)
+
+    @property
     def attention_layers(self) -> Sequence[int]:
-        """Return the indices of the layers with attention, which keep keys and values."""
+        """Return the indices of the layers with attention."""
         if (not self.recurrent or self.recurrent_beside) and not self.parts:
             return range(self.num_layers)
         return [layer for layer in range(self.num_layers) if self.has_mixer(layer) and self._has_attention(layer)]
@@ -359,18 +390,36 @@ class DecoderConfig:
         return self.recurrent_beside or not self.recurrent or self.recurrent[layer] is None
 
     @property
+    def kv_layers(self) -> Sequence[int]:
+        """Return the indices of the layers that keep keys and values: those with attention, except over another
+        layer's.
+        """
+        return [layer for layer in self.attention_layers if self.kv_layer(layer) == layer]
+
+    def kv_layer(self, index: int) -> int:
+        """Return the layer whose keys and values a layer attends to: itself, or an earlier one."""
+        source = self.layer(index).kv_layer
+        return index if source is None else source
+
+    @property
     def recurrent_layers(self) -> dict[int, RecurrentConfig]:
         """Return the layers that keep a state per sequence, by index."""
         return {layer: each for layer, each in enumerate(self.recurrent) if each is not None}
 
     def of_layers(self, layers: Sequence[int]) -> DecoderConfig:
-        """Return the shape restricted to some layers, for KV storage that holds only these. ``moe`` is unchanged."""
+        """Return the shape restricted to some layers, for KV storage that holds only these. ``moe`` is unchanged.
+
+        :param layers: among them every layer to whose keys and values one of them attends
+        """
         if list(layers) == list(range(self.num_layers)):
             return self
         recurrent = tuple(self.recurrent[layer] for layer in layers) if self.recurrent else ()
+        places: dict[int | None, int | None] = {None: None, **{layer: place for place, layer in enumerate(layers)}}
+        shapes = [self.layer_shapes[layer] for layer in layers] if self.layer_shapes else []
         return evolve(
             self,
             num_layers=len(layers),
+            layer_shapes=tuple(evolve(each, kv_layer=places[each.kv_layer]) for each in shapes),
             ropes=tuple(self.ropes[layer] for layer in layers),
             sliding_windows=tuple(self.sliding_windows[layer] for layer in layers),
             recurrent=recurrent if any(recurrent) else (),

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.activation import GatedActivation, gated_activation_reference
 from paged_sdk.kernels.checks import FLOATS, check_tensor
 from paged_sdk.kernels.fallback import device_of, runs_on_triton
 
@@ -43,8 +44,15 @@ def route_reference(logits: Tensor, num_selected: int, *, renormalize: bool) -> 
     return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), ids
 
 
-def fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-    """Apply to each token its experts' SwiGLU MLPs: ``sum of weight * down @ (silu(gate @ x) * (up @ x))``.
+def fused_moe(
+    hidden: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    activation: GatedActivation = "silu",
+) -> Tensor:
+    """Apply to each token its experts' gated MLPs: ``sum of weight * down @ (activation(gate @ x) * (up @ x))``.
 
     The custom op is ``torch.ops.paged_sdk.fused_moe``.
 
@@ -54,18 +62,24 @@ def fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tenso
     :param down: ``[num_experts, hidden_size, intermediate_size]`` likewise
     :param topk_weights: ``[num_tokens, num_selected]`` float32
     :param topk_ids: which experts, ``[num_tokens, num_selected]`` int64 or int32
+    :param activation: ``"silu"``, or ``"gelu_tanh"``: tanh-approximated GELU
     :returns: ``[num_tokens, hidden_size]`` of the dtype of ``hidden``; a token's experts are weighted and
         summed in float32. Triton kernels keep experts' outputs in float32 until then; torch operations round each to
         the dtype first
-    :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also experts that do
-        not exist
+    :raises ConfigError: shapes, dtypes, strides, devices or the activation do not fit; for tensors in CPU memory, also
+        experts that do not exist
     """
-    result: Tensor = _fused_moe(hidden, gate_up, down, topk_weights, topk_ids)
+    result: Tensor = _fused_moe(hidden, gate_up, down, topk_weights, topk_ids, activation)
     return result
 
 
 def fused_moe_reference(
-    hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    hidden: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    activation: GatedActivation = "silu",
 ) -> Tensor:
     """Implement :func:`fused_moe` with torch operations: one expert after the other, each for all its tokens."""
     order = topk_ids.flatten().argsort(stable=True)
@@ -78,8 +92,8 @@ def fused_moe_reference(
         if not count:
             continue
         own = slice(first, first + count)
-        gate, up = F.linear(rows[own], gate_up[expert]).chunk(2, dim=-1)
-        mapped = F.linear(F.silu(gate).mul_(up), down[expert])
+        gated = gated_activation_reference(F.linear(rows[own], gate_up[expert]), activation)
+        mapped = F.linear(gated, down[expert])
         out.index_add_(0, tokens[own], mapped * weights[own])
         first += count
     return out.to(hidden.dtype)
@@ -105,18 +119,23 @@ def _route_fake(logits: Tensor, num_selected: int, renormalize: bool) -> tuple[T
 
 
 @torch.library.custom_op("paged_sdk::fused_moe", mutates_args=())
-def _fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+def _fused_moe(
+    hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor, activation: str = "silu"
+) -> Tensor:
     _check(hidden, gate_up, down, topk_weights, topk_ids)
+    if activation not in ("silu", "gelu_tanh"):
+        raise ConfigError.of("activation", activation, "silu or gelu_tanh")
+    gelu = activation == "gelu_tanh"
     if runs_on_triton("fused_moe", hidden):
         from paged_sdk.kernels.triton import fused_moe as triton_kernels
 
         with device_of(hidden):
-            return triton_kernels.fused_moe(hidden, gate_up, down, topk_weights, topk_ids)
-    return fused_moe_reference(hidden, gate_up, down, topk_weights, topk_ids)
+            return triton_kernels.fused_moe(hidden, gate_up, down, topk_weights, topk_ids, gelu=gelu)
+    return fused_moe_reference(hidden, gate_up, down, topk_weights, topk_ids, "gelu_tanh" if gelu else "silu")
 
 
 @_fused_moe.register_fake
-def _fused_moe_fake(hidden: Tensor, *_: Tensor) -> Tensor:
+def _fused_moe_fake(hidden: Tensor, *_: Tensor | str) -> Tensor:
     return torch.empty_like(hidden, memory_format=torch.contiguous_format)
 
 

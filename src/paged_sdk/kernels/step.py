@@ -47,6 +47,16 @@ class AttentionStep(ABC):
         :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
         """
 
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """Attend over the keys and values of an earlier layer, whose :meth:`forward` has written those of the step's
+        tokens (:attr:`~paged_sdk.config.layer_shape.LayerShape.kv_layer`).
+
+        :param layer: the layer that attends
+        :param query: ``[num_tokens, num_heads, head_dim]``, already rotated
+        :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
+        """
+        raise AssertionError(f"{type(self).__name__} has a layer's own keys and values only")
+
     @property
     def native_rows(self) -> NativeRows | None:
         """Return the step's rows in the native CPU kernels' form, or None if these kernels cannot read the cache."""
@@ -118,6 +128,8 @@ class StepContext:
     :ivar adapted: each token's adapter; None: no token has one
     :ivar slots: each token's adapter in a recorded step, whose adapters are not known at recording time
     :ivar inserted: vectors that replace token embeddings, or None
+    :ivar layer_inputs: ``[num_tokens, num_layers, size]``, what each layer adds of a token besides its embedding; None:
+        nothing, or not yet computed
     :ivar parts: ``[num_tokens]`` int64: token type ids, 1 for tokens of the second of two texts and 0 for others; None:
         no token is of a second text
     """
@@ -127,6 +139,7 @@ class StepContext:
     adapted: AdaptedRows | None = None
     slots: SlotRows | None = None
     inserted: InsertedRows | None = None
+    layer_inputs: Tensor | None = None
     parts: Tensor | None = None
 
     def on(self, device: torch.device) -> StepContext:
@@ -136,4 +149,5 @@ class StepContext:
             is_long=None if self.is_long is None else moved_to(self.is_long, device),
             adapted=None if self.adapted is None else self.adapted.on(device),
             inserted=None if self.inserted is None else self.inserted.on(device),
+            layer_inputs=None if self.layer_inputs is None else moved_to(self.layer_inputs, device),
         )

@@ -21,6 +21,7 @@ from paged_sdk.models.family import (
     has_family,
     read_config,
     supported_families,
+    takes_images,
 )
 from paged_sdk.models.loading import load_model
 from paged_sdk.parallel.group import Group
@@ -92,11 +93,11 @@ def plan_model(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = 
 
     :param config: config.json's content
     :param dtype: dtype of weights and activations
-    :param images: whether the model must accept images, if transformers runs it
+    :param images: whether the model must accept images
     :raises UnsupportedArchitectureError: neither a family nor transformers runs this ``model_type``
     :raises CheckpointError: the config is invalid
     """
-    if has_family(config):
+    if has_family(config) and (takes_images(config) or not images):
         return _FamilyPlan(config, read_config(config))
     if find_spec("transformers") is None:
         model_type = config.get("model_type")

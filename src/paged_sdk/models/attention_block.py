@@ -10,7 +10,7 @@ from paged_sdk.kernels.rotary import Rotation, side_by_side_to_halves
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import Norm
 from paged_sdk.models.family import TensorNames
-from paged_sdk.models.norms import SharedWholeNorms, WholeNorms, load_qk_norm
+from paged_sdk.models.norms import SharedWholeNorms, WholeNorms, load_qk_norm, load_value_norm
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.parallel.shard import WHOLE, Shard
 from paged_sdk.quant.linear import Linear
@@ -21,10 +21,13 @@ __all__ = ["AttentionBlock", "load_attention_block"]
 class AttentionBlock:
     """Runs grouped-query attention.
 
-    :param qkv: projects to queries, keys and values of all heads, in this order
+    :param qkv: projects to queries, keys and values of all heads, in this order; without values if keys are values, and
+        to queries only in a layer that attends over another layer's keys
     :param qk_norm: norms queries and keys, ``[num_tokens, num_heads + num_kv_heads, head_dim]``; None: no norm
+    :param value_norm: norms values; None: no norm
     :param sinks: an additional attention logit per head that has no value, ``[num_heads]`` float32; None: no sinks
     :param shard: which of the config's heads are computed here
+    :ivar shape: the layer's sizes, of the heads that are computed here
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class AttentionBlock:
         qkv: Linear,
         output: Linear,
         qk_norm: Norm | WholeNorms | SharedWholeNorms | None,
+        value_norm: Norm | None = None,
         sinks: Tensor | None = None,
         shard: Shard = WHOLE,
     ) -> None:
@@ -43,15 +47,17 @@ class AttentionBlock:
         self.qk_norm = qk_norm
         self.sinks = sinks
         self._layer = layer
-        self._head_dim = config.head_dim
         own = shard.local(config)
+        shape = own.layer(layer)
+        assert value_norm is not None or not shape.keys_as_values, "keys are rotated in place"
+        self.value_norm = value_norm
+        self.shape = shape
         self._num_heads = own.num_heads
-        self._num_qk_heads = own.num_heads + own.num_kv_heads
+        self._num_qk_heads = own.num_heads + shape.num_kv_heads
         self._rope = config.ropes[layer]
         self._clip = config.qkv_clip
         self._norms_last = config.qk_norm_after_rope
         self._num_gates = own.num_heads if config.attention_gate else 0
-        self._num_heads = own.num_heads
         self._scales = config.branch_scales
 
     @property
@@ -68,13 +74,17 @@ class AttentionBlock:
         scales = self._scales
         if scales is not None and scales.attention_input != 1.0:
             x = x * scales.attention_input
-        heads = torch.unflatten(self.qkv.forward(x, ctx), -1, (-1, self._head_dim))
+        heads = torch.unflatten(self.qkv.forward(x, ctx), -1, (-1, self.shape.head_dim))
         gates, heads = self._without_gates(heads)
         if scales is not None and scales.key != 1.0:
             heads[:, self._num_heads : self._num_qk_heads] *= scales.key
         query_key, value = heads[:, : self._num_qk_heads], heads[:, self._num_qk_heads :]
+        if self.shape.keys_as_values:
+            value = query_key[:, self._num_heads :]
         if self.qk_norm is not None and not self._norms_last:
             query_key = self.qk_norm.forward(query_key)
+        if self.value_norm is not None:
+            value = self.value_norm.forward(value)
         if self._clip is not None:
             query_key, value = (each.clamp(-self._clip, self._clip) for each in (query_key, value))
         if self._rope.interleaved:
@@ -90,8 +100,12 @@ class AttentionBlock:
     def _attend(self, query_key: Tensor, value: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
         """Rotate queries and keys, and attend over the KV cache.
 
-        :param query_key: ``[num_tokens, num_heads + num_kv_heads, head_dim]``, changed in place
+        :param query_key: ``[num_tokens, num_heads + num_kv_heads, head_dim]``, changed in place; queries alone in a
+            layer that attends over the keys of another
         """
+        if self.shape.kv_layer is not None:
+            rotation.rotate_(query_key)
+            return ctx.attention.attend(self._layer, query_key, self.sinks)
         if self.qk_norm is None or not self._norms_last:
             return ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation, self.sinks)
         rotation.rotate_(query_key)
@@ -115,8 +129,9 @@ def load_attention_block(
     :param prefix: prefix of the layer's tensor names
     :raises CheckpointError: a tensor is missing or has another shape
     """
-    head_dim, shard = config.head_dim, loader.shard
-    query_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    shape, shard = config.layer(layer), loader.shard
+    head_dim, num_kv = shape.head_dim, shape.num_kv_projections
+    query_size, kv_size = config.num_heads * head_dim, shape.num_kv_heads * head_dim
     num_per_head = 2 if config.attention_gate else 1
     own, own_kv = shard.of_heads(num_per_head * head_dim), shard.of_kv_heads(head_dim)
     sinks = loader.tensor(f"{prefix}self_attn.sinks", config.num_heads).float() if config.attention_sinks else None
@@ -124,12 +139,12 @@ def load_attention_block(
         config,
         layer,
         qkv=loader.linear(
-            [prefix + name for name in names.qkv],
+            [prefix + name for name in names.qkv[: 1 + num_kv]],
             in_features=config.hidden_size,
-            out_features=(num_per_head * query_size, kv_size, kv_size),
+            out_features=(num_per_head * query_size, *[kv_size] * num_kv),
             bias=config.qkv_bias,
             order=_order(config),
-            rows=(own, own_kv, own_kv),
+            rows=(own, *[own_kv] * num_kv),
         ),
         output=loader.linear(
             [prefix + names.output],
@@ -138,7 +153,8 @@ def load_attention_block(
             bias=config.output_bias,
             cols=lambda each: each.of_heads(head_dim),
         ),
-        qk_norm=load_qk_norm(loader, config, names, prefix),
+        qk_norm=load_qk_norm(loader, config, names, prefix, layer),
+        value_norm=load_value_norm(loader, config, head_dim) if config.value_norm and num_kv else None,
         sinks=None if sinks is None else sinks[shard.of_heads(1)].contiguous(),
         shard=shard,
     )

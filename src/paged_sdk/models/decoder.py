@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
@@ -15,6 +16,7 @@ from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import Norm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.decoder_layer import DecoderLayer
+from paged_sdk.models.layer_inputs import LayerInputs
 from paged_sdk.models.rank_head import RankHead
 from paged_sdk.parallel.group import Group
 from paged_sdk.quant.adapted import AdaptableShape
@@ -33,6 +35,7 @@ class DecoderModel:
     :param adaptable: the linear layers that adapters may change
     :param head_name: name of the output projection in ``adaptable``; ``embedding_name`` likewise
     :param group: the ranks that hold the other shards of the model; None: the model is not divided
+    :param layer_inputs: computes what each layer adds of a token besides its embedding; None: nothing
     :param rank_head: computes a text's score, on the device of the last norm; None: the checkpoint has no such layer
     :ivar dtype: dtype of activations, keys and values
     :ivar adapts_row_by_row: whether adapters' updates of embeddings and logits are computed one row at a time, because
@@ -56,6 +59,7 @@ class DecoderModel:
         embedding_name: str = "",
         group: Group | None = None,
         rank_head: RankHead | None = None,
+        layer_inputs: LayerInputs | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -64,6 +68,7 @@ class DecoderModel:
         self.head = head
         self.embedding = embedding
         self.embedding_norm = embedding_norm
+        self.layer_inputs = layer_inputs
         self.norm = norm
         self.ropes = ropes
         self.adaptable: tuple[AdaptableShape, ...] = tuple(adaptable)
@@ -102,7 +107,9 @@ class DecoderModel:
         :returns: ``[num_tokens, hidden_size]`` after the last norm, as :meth:`logits` takes them
         """
         rotations = {settings: rope.at(positions, ctx.is_long) for settings, rope in self.ropes.items()}
-        normed, _ = self.run_layers(range(len(self._layers)), self.embedded(token_ids, ctx), rotations, ctx, self.norm)
+        residual = self.embedded(token_ids, ctx)
+        ctx = self.with_layer_inputs(token_ids, residual, ctx)
+        normed, _ = self.run_layers(range(len(self._layers)), residual, rotations, ctx, self.norm)
         return normed
 
     def embedded(self, token_ids: Tensor, ctx: StepContext) -> Tensor:
@@ -113,6 +120,15 @@ class DecoderModel:
         if ctx.inserted is not None:
             ctx.inserted.put_into(residual)
         return residual
+
+    def with_layer_inputs(self, token_ids: Tensor, embedded: Tensor, ctx: StepContext) -> StepContext:
+        """Return the step with what each layer adds of its tokens besides their embeddings, if anything.
+
+        :param embedded: the input of the first layer, of :attr:`dtype`
+        """
+        if self.layer_inputs is None:
+            return ctx
+        return evolve(ctx, layer_inputs=self.layer_inputs.forward(token_ids, embedded, ctx))
 
     def looked_up(self, token_ids: Tensor, ctx: StepContext) -> Tensor:
         """Return the embeddings of a step's tokens, with adapters' updates."""

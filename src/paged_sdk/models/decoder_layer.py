@@ -13,10 +13,12 @@ from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import NoNorm, Norm
 from paged_sdk.models.attention_block import AttentionBlock, load_attention_block
 from paged_sdk.models.beside_block import BesideBlock, RecurrentBlock
+from paged_sdk.models.expert_branch import ExpertBranch, load_expert_branch
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.gated_delta_block import load_gated_delta_block
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
 from paged_sdk.models.latent_attention_block import load_latent_attention_block
+from paged_sdk.models.layer_inputs import LayerInputBlock, load_layer_input_block
 from paged_sdk.models.mamba2_block import load_mamba2_block
 from paged_sdk.models.moe_mlp import MoeMlp, load_moe_mlp
 from paged_sdk.models.norms import load_norm
@@ -57,6 +59,9 @@ class DecoderLayer:
     :param mlp_output_norm: norm of the MLP's output before its residual addition (gemma)
     :param beside_norm: norm before a parallel MLP (falcon); None: the MLP shares attention's norm
     :param residual_scale: factor of the attention and MLP outputs before their addition; None: 1
+    :param expert_branch: adds experts to the MLP's output (gemma4); None: nothing
+    :param layer_input: adds what the layer has of a token besides its embedding; None: nothing
+    :param scale: multiplies the residual stream after the layer, ``[1]``; None: 1
     """
 
     def __init__(
@@ -70,6 +75,9 @@ class DecoderLayer:
         mlp_output_norm: Norm | None = None,
         beside_norm: Norm | None = None,
         residual_scale: float | None = None,
+        expert_branch: ExpertBranch | None = None,
+        layer_input: LayerInputBlock | None = None,
+        scale: Tensor | None = None,
     ) -> None:
         self.mixer = mixer
         self.mlp = mlp
@@ -78,6 +86,9 @@ class DecoderLayer:
         self.mlp_norm = mlp_norm
         self.mlp_output_norm = mlp_output_norm
         self.beside_norm = beside_norm
+        self.expert_branch = expert_branch
+        self.layer_input = layer_input
+        self.scale = scale
         self._residual_scale = residual_scale
 
     @property
@@ -90,8 +101,8 @@ class DecoderLayer:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """Return the linear layers without adapter wrappers: query-key-value, attention output, and an MLP's
-        gate-and-up or up, and down. Experts are not included.
+        """Return the linear layers without adapter wrappers: query-key-value, attention output, an MLP's gate-and-up or
+        up, and down, and those of the layer's own input. Experts are not included.
         """
         return tuple(linear.base if isinstance(linear, AdaptableLinear) else linear for linear in self._linears())
 
@@ -109,7 +120,7 @@ class DecoderLayer:
                 own += [mlp.gate_up, mlp.down]
             case PlainMlp() as mlp:
                 own += [mlp.up, mlp.down]
-        return own
+        return own if self.layer_input is None else [*own, *self.layer_input.linears]
 
     def forward(
         self, normed: Tensor, residual: Tensor, rotation: Rotation, ctx: StepContext, next_norm: Norm
@@ -130,7 +141,17 @@ class DecoderLayer:
             return next_norm.add_and_forward(attended.add_(self.mlp.forward(normed, ctx)), residual)
         normed, residual = self.mlp_norm.add_and_forward(self._added(attended, self.attention_output_norm), residual)
         transformed = self.mlp.forward(normed, ctx)
-        return next_norm.add_and_forward(self._added(transformed, self.mlp_output_norm), residual)
+        if self.expert_branch is not None:
+            transformed = self.expert_branch.forward(transformed, residual)
+        transformed = self._added(transformed, self.mlp_output_norm)
+        if self.layer_input is None and self.scale is None:
+            return next_norm.add_and_forward(transformed, residual)
+        residual += transformed
+        if self.layer_input is not None:
+            residual += self.layer_input.forward(residual, ctx)
+        if self.scale is not None:
+            residual *= self.scale
+        return next_norm.forward(residual), residual
 
     def _only(self, normed: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
         """Compute the one part of a layer that has a mixer or an MLP."""
@@ -156,6 +177,7 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
         return load_norm(loader, config, prefix + name)
 
     has_both = config.has_mixer(layer) and config.has_mlp(layer)
+    moe = config.moe if config.moe is not None and layer in config.moe.layers else None
     attention_name, beside_name = names.norms.beside if config.parallel_norms else (names.norms.attention, None)
     mlp_norm: Norm | None = None
     if not config.parallel_residual and has_both:
@@ -169,19 +191,27 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
         mlp_output_norm=norm(names.norms.mlp_output) if config.sandwich_norms else None,
         beside_norm=None if beside_name is None else norm(beside_name),
         residual_scale=config.residual_scale,
+        expert_branch=load_expert_branch(loader, config, moe, prefix) if moe is not None and moe.beside_mlp else None,
+        layer_input=load_layer_input_block(loader, config, prefix, layer),
+        scale=_load_scale(loader, f"{prefix}layer_scalar") if config.layer_scales else None,
     )
+
+
+def _load_scale(loader: WeightLoader, name: str) -> Tensor:
+    """Load a layer's scale, which is 1 if the checkpoint has none."""
+    return loader.tensor(name, 1) if name in loader else loader.ones(1)
 
 
 def _load_mlp(
     loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int
 ) -> GatedMlp | PlainMlp | MoeMlp:
     prefix = names.layer(layer)
-    if config.moe is not None and layer in config.moe.layers:
+    if config.moe is not None and layer in config.moe.layers and not config.moe.beside_mlp:
         return load_moe_mlp(loader, config, config.moe, names, prefix)
     if not config.gated_mlp:
         return load_plain_mlp(loader, config, names, prefix)
     gate_up = [prefix + name for name in names.gate_up]
-    size, bias = config.intermediate_size, config.mlp_bias
+    size, bias = config.layer(layer).intermediate_size, config.mlp_bias
     return load_gated_mlp(loader, config, gate_up, prefix + names.down, size=size, bias=bias)
 
 

@@ -8,6 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.grouped_matrix import every_other_row
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
@@ -30,6 +31,7 @@ class ExpertTensors:
     :ivar alternates: whether a tensor for all experts has gate and up interleaved, row by row
     :ivar swiglu: alpha and limit of experts with biases (:class:`~paged_sdk.quant.experts.ExpertExtras`); None: no
         biases
+    :ivar activation: of the gates, without ``swiglu``
     """
 
     block: str
@@ -42,6 +44,7 @@ class ExpertTensors:
     intermediate_size: int
     alternates: bool = False
     swiglu: tuple[float, float] | None = None
+    activation: GatedActivation = "silu"
 
     def of_each(self, *names: str) -> Iterator[list[str]]:
         """Return the full names of some tensors, for each expert."""
@@ -154,7 +157,7 @@ def _one_after_the_other(loader: WeightLoader, experts: ExpertTensors, part: _Pa
             for name, rows in ((experts.gate, size), (experts.up, size), (experts.down, hidden))
         )
         extras = part.extras(gate_bias, up_bias, down_bias, experts.swiglu, loader.shard)
-    return loader.experts(gate_up, down, extras=extras, join=part.join)
+    return loader.experts(gate_up, down, extras=extras, join=part.join, activation=experts.activation)
 
 
 def _stack(
@@ -209,7 +212,8 @@ def _alternating(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> E
         biases = loader.tensor(f"{names[0]}_bias", count, 2 * size)
         down_bias = loader.tensor(f"{names[1]}_bias", count, hidden)
         extras = part.extras(biases[:, 0::2], biases[:, 1::2], down_bias, experts.swiglu, loader.shard)
-    return loader.experts(ExpertStack(matrices=gate_up), ExpertStack(matrices=down), extras=extras, join=part.join)
+    stacks = ExpertStack(matrices=gate_up), ExpertStack(matrices=down)
+    return loader.experts(*stacks, extras=extras, join=part.join, activation=experts.activation)
 
 
 def _each(

@@ -28,6 +28,7 @@ __all__ = [
     "ranks_texts",
     "read_config",
     "supported_families",
+    "takes_images",
 ]
 
 
@@ -101,6 +102,8 @@ class TensorNames:
     :ivar gate_up: gate and up projections of a gated MLP, within a layer; a single name is a fused projection
     :ivar up: first projection of an MLP without a gate
     :ivar down: last projection of an MLP
+    :ivar layer_inputs: within the body, the second table of embeddings, the projection of embeddings beside it, and its
+        norm (:class:`~paged_sdk.config.layer_shape.LayerInputConfig`)
     :ivar experts: possible names of mixtures of experts; the first whose router is in the checkpoint are used
     :ivar unused: prefixes of tensors that nothing here reads, such as layers that predict further tokens
     """
@@ -116,6 +119,11 @@ class TensorNames:
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     norms: NormNames = NormNames()
+    layer_inputs: tuple[str, str, str] = (
+        "embed_tokens_per_layer",
+        "per_layer_model_projection",
+        "per_layer_projection_norm",
+    )
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)
     unused: tuple[str, ...] = ()
 
@@ -130,7 +138,7 @@ class TensorNames:
 
     def is_decoders(self, name: str) -> bool:
         """Return whether a tensor belongs to the decoder; a checkpoint may hold an image encoder, too."""
-        parts = (self.embedding, self.layers, self.norms.embedding, self.norms.last)
+        parts = (self.embedding, self.layers, self.norms.embedding, self.norms.last, *self.layer_inputs)
         return name.startswith((f"{self.head}.", *(f"{self.body}{part}." for part in parts)))
 
     def is_encoders(self, name: str) -> bool:
@@ -171,12 +179,14 @@ class DecoderFamily:
     :ivar read: makes the decoder's shape from config.json
     :ivar names: possible tensor names; the first whose embeddings are in the checkpoint are used
     :ivar sizes: sizes that the config may omit if it is a section of another model's; None: ``read`` has the defaults
+    :ivar reads_layer_config: whether ``read`` takes ``per_layer_config``, which other families refuse
     """
 
     architectures: tuple[str, ...]
     read: Callable[[ConfigFields], DecoderConfig]
     names: tuple[TensorNames, ...] = (TensorNames(),)
     sizes: Sizes | None = None
+    reads_layer_config: bool = False
 
     def read_section(self, section: ConfigFields) -> DecoderConfig:
         """Make the decoder's shape from a section of another model's config, which may omit default sizes."""
@@ -208,6 +218,7 @@ class NestedFamily:
     :ivar ties: default of the whole config's ``tie_word_embeddings``
     :ivar adapt: adapts the decoder's shape to the whole config
     :ivar unused: prefixes of the tensors that belong neither to the decoder nor to the encoder
+    :ivar images_elsewhere: returns whether transformers has to run a checkpoint for its images, by config.json
     """
 
     architectures: tuple[str, ...]
@@ -220,6 +231,7 @@ class NestedFamily:
     ties: bool = False
     adapt: Callable[[DecoderConfig, ConfigFields], DecoderConfig] = lambda shape, fields: shape
     unused: tuple[str, ...] = ()
+    images_elsewhere: Callable[[ConfigFields], bool] = lambda fields: False
 
     def resolve(self, fields: ConfigFields) -> DecoderFamily:
         """Return the decoder's family, adapted to the config and tensor names of this one.
@@ -293,6 +305,15 @@ def has_family(config: Mapping[str, Any]) -> bool:
     return _of_config(config) is not None
 
 
+def takes_images(config: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint's family, which it has, can serve its images; if not, transformers does.
+
+    :param config: config.json's content
+    """
+    family = _of_config(config)
+    return not (isinstance(family, NestedFamily) and family.images_elsewhere(ConfigFields(config)))
+
+
 def find_family(config: Mapping[str, Any]) -> DecoderFamily:
     """Find the family of a checkpoint. A class without an output projection is read as one with tied embeddings, so
     that no other code needs to distinguish them; :func:`has_head` does.
@@ -310,7 +331,8 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
             architecture=model_type,
             supported=families,
         )
-    if fields.is_set("per_layer_config"):
+    reads_layers = isinstance(family, DecoderFamily) and family.reads_layer_config
+    if fields.is_set("per_layer_config") and not reads_layers:
         raise UnsupportedArchitectureError(
             f"{fields.shown('per_layer_config')} is not supported: all layers have one shape",
             architecture=model_type,

@@ -26,17 +26,17 @@ def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
     takes them.
 
     :param max_model_len: the largest number of positions of a sequence
-    :returns: for each layer ``[num_spans, num_kv_heads, head_dim]`` float32, on the layer's device; empty if keys have
-        no bias, or if a norm after it removes what all keys have in common
+    :returns: for each layer that keeps keys ``[num_spans, num_kv_heads, head_dim]`` float32, on the layer's device;
+        empty if keys have no bias, or if a norm after it removes what all keys have in common
     """
     config, places = model.config, model.placement
     if not config.qkv_bias or config.qk_norm:
         return ()
     biases = []
-    for layer in config.attention_layers:
-        settings, qkv = config.ropes[layer], model.layers[layer].attention.qkv
-        bias = torch.unflatten(_bias(qkv, model.dtype, places.layers[layer]), 0, (-1, config.head_dim))
-        heads = bias[config.num_heads : config.num_heads + config.num_kv_heads]
+    for index in config.kv_layers:
+        layer, settings, shape = model.layers[index], config.ropes[index], config.layer(index)
+        bias = torch.unflatten(_bias(layer.attention.qkv, model.dtype, places.layers[index]), 0, (-1, shape.head_dim))
+        heads = bias[config.num_heads : config.num_heads + shape.num_kv_heads]
         if config.branch_scales is not None:
             heads = heads * config.branch_scales.key
         biases.append(side_by_side_to_halves(heads, settings.rotary_dim) if settings.interleaved else heads)
@@ -46,7 +46,7 @@ def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
 def span_offsets(model: DecoderModel, vectors: Sequence[Tensor], max_model_len: int) -> tuple[Tensor, ...]:
     """Compute what a vector in all keys of a layer, before they are rotated, is on average in each span of positions.
 
-    :param vectors: for each layer with attention ``[num_kv_heads, head_dim]`` float32, on the layer's device; elements
+    :param vectors: for each layer that keeps keys ``[num_kv_heads, head_dim]`` float32, on the layer's device; elements
         that are rotated together are in different halves
     :returns: see :func:`key_offsets`
     """
@@ -55,7 +55,7 @@ def span_offsets(model: DecoderModel, vectors: Sequence[Tensor], max_model_len: 
     means = {settings: _mean_rotation(rope, num_spans, model.device) for settings, rope in model.ropes.items()}
     rotations = {device: {settings: _on(mean, device) for settings, mean in means.items()} for device in places.devices}
     offsets = []
-    for layer, vector in zip(config.attention_layers, vectors, strict=True):
+    for layer, vector in zip(config.kv_layers, vectors, strict=True):
         settings, device = config.ropes[layer], places.layers[layer]
         heads = vector.repeat(num_spans, 1, 1)
         rotations[device][settings].rotate_(heads)

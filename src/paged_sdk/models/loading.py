@@ -14,6 +14,7 @@ from paged_sdk.models.checkpoint_layout import read_shape, stored_table
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import load_decoder_layer
 from paged_sdk.models.family import TensorNames, ranks_texts
+from paged_sdk.models.layer_inputs import load_layer_inputs
 from paged_sdk.models.loading_threads import loading_threads
 from paged_sdk.models.norms import load_norm
 from paged_sdk.models.rank_head import RANK_HEAD, load_rank_head
@@ -75,13 +76,14 @@ def load_model(
     with loading_threads(num_threads) as pool:
         # The largest matrices first, so that none is left to load alone at the end.
         table = pool.submit(_load_embedding, loader, shape, names)
+        inputs = pool.submit(load_layer_inputs, loader, shape, names)
         is_shared = shape.tie_embeddings and places.head == places.embedding
         projection = None if is_shared else pool.submit(_load_head, loader.at(places.head), shape, names)
         pending = [
             pool.submit(load_decoder_layer, loader.at(place), shape, names, layer)
             for layer, place in enumerate(places.layers)
         ]
-        embedding, layers = table.result(), [layer.result() for layer in pending]
+        embedding, layer_inputs, layers = table.result(), inputs.result(), [layer.result() for layer in pending]
         head = (
             loader.tied_head(names.head, embedding, vocab_size=shape.vocab_size)
             if projection is None
@@ -102,6 +104,7 @@ def load_model(
         embedding_name=names.table.removesuffix(".weight"),
         group=group,
         rank_head=rank_head,
+        layer_inputs=layer_inputs,
     )
     loader.close()
     return model
@@ -144,8 +147,13 @@ def reload_model(
             on_replaced(part)
             model.replace_layer(part, layer)
             return
-        # Each of the two old matrices is dropped before the other is loaded.
+        # Each of the old matrices is dropped before another is loaded.
         is_shared = shape.tie_embeddings and places.head == places.embedding
+        if shape.layer_inputs is not None:
+            inputs = load_layer_inputs(loader, shape, names)
+            on_replaced(part)
+            model.layer_inputs = inputs
+            del inputs
         if not is_shared:
             head = _load_head(loader.at(places.head), shape, names)
             on_replaced(part)

@@ -12,7 +12,7 @@ from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.shard import Shard
 
-__all__ = ["SharedWholeNorms", "WholeNorms", "load_norm", "load_qk_norm"]
+__all__ = ["SharedWholeNorms", "WholeNorms", "load_norm", "load_qk_norm", "load_value_norm"]
 
 
 class WholeNorms:
@@ -60,29 +60,34 @@ class SharedWholeNorms:
         return torch.cat(normed, 1).view(query_key.shape)
 
 
-def load_norm(loader: WeightLoader, config: DecoderConfig, name: str) -> Norm:
-    """Load a norm over the hidden size.
+def load_norm(loader: WeightLoader, config: DecoderConfig, name: str, size: int | None = None) -> Norm:
+    """Load a norm.
 
     :param name: name of the norm, without ``.weight``
+    :param size: number of elements that it normalizes together; None: the hidden size
     :raises CheckpointError: a tensor is missing or has another shape
     """
-    weight = loader.tensor(f"{name}.weight", config.hidden_size)
-    return _norm(config, weight, loader.tensor(f"{name}.bias", config.hidden_size) if config.norm_bias else None)
+    size = size or config.hidden_size
+    weight = loader.tensor(f"{name}.weight", size)
+    return _norm(config, weight, loader.tensor(f"{name}.bias", size) if config.norm_bias else None)
 
 
 def load_qk_norm(
-    loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str
+    loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str, layer: int
 ) -> Norm | WholeNorms | SharedWholeNorms | None:
     """Load the norms of queries and keys: as one norm with a row of weights per head, unless they span all heads.
 
     :param prefix: prefix of the layer's tensor names
+    :param layer: the layer's index; one that attends over another's keys has a norm of queries only
     :returns: None if the model has no such norms
     :raises CheckpointError: a tensor is missing or has another shape
     """
     if not config.qk_norm:
         return None
     query, key = prefix + names.norms.query, prefix + names.norms.key
-    heads, kv_heads, size, shard = config.num_heads, config.num_kv_heads, config.head_dim, loader.shard
+    shape, shard = config.layer(layer), loader.shard
+    heads, kv_heads, size = config.num_heads, shape.num_kv_heads, shape.head_dim
+    assert shape.kv_layer is None or config.qk_norm_weights is QkNormWeights.SHARED
     match config.qk_norm_weights:
         case QkNormWeights.WHOLE:
             whole = [loader.tensor(f"{query}.weight", heads * size), loader.tensor(f"{key}.weight", kv_heads * size)]
@@ -100,13 +105,14 @@ def load_qk_norm(
             return _norm(config, torch.cat(weights), None)
         case QkNormWeights.SHARED:
             own = shard.local(config)
-            heads, kv_heads = own.num_heads, own.num_kv_heads
+            heads, kv_heads = own.num_heads, own.layer(layer).num_kv_heads if shape.kv_layer is None else 0
             weight, bias = (
                 torch.cat(
-                    (
-                        loader.tensor(f"{query}.{kind}", size).expand(heads, -1),
-                        loader.tensor(f"{key}.{kind}", size).expand(kv_heads, -1),
-                    )
+                    [
+                        loader.tensor(f"{name}.{kind}", size).expand(count, -1)
+                        for name, count in ((query, heads), (key, kv_heads))
+                        if count
+                    ]
                 )
                 if kind == "weight" or config.qk_norm_bias
                 else None
@@ -114,6 +120,11 @@ def load_qk_norm(
             )
             assert weight is not None
             return _norm(config, weight, bias)
+
+
+def load_value_norm(loader: WeightLoader, config: DecoderConfig, head_dim: int) -> Norm:
+    """Return the norm of each head's values, which has no weights."""
+    return RMSNorm(loader.ones(head_dim), config.norm_eps, rounds_last=True)
 
 
 def _of_each_head(loader: WeightLoader, name: str, num_heads: int, head_dim: int) -> Tensor:

@@ -67,6 +67,7 @@ class SpannedDecoderModel:
         """Run all layers like :meth:`DecoderModel.forward`, but return the residual stream before the last norm."""
         with working_on(self.device):
             residual = self._model.embedded(token_ids, ctx)
+            ctx = self._model.with_layer_inputs(token_ids, residual, ctx)
         steps: dict[torch.device, _StepThere] = {}
         for span, run in zip(self._spans, self._runs, strict=True):
             with working_on(span.device):

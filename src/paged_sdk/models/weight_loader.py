@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError, UnsupportedQuantizationError, shown
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.quantized.reordered_matrix import JoinedMatrix
@@ -111,6 +112,10 @@ class WeightLoader:
         tensor = self._source.tensor(name, dtype, self._device)
         self.loaded(name)
         return tensor
+
+    def ones(self, *shape: int) -> Tensor:
+        """Return a tensor of ones in place of one that the checkpoint lacks."""
+        return torch.ones(shape, dtype=self._dtype, device=self._device)
 
     def linear(
         self,
@@ -276,13 +281,22 @@ class WeightLoader:
         return [each.matrix for each in NamedMatrix(name, matrix).split(heights)]
 
     def experts(
-        self, gate_up: ExpertStack, down: ExpertStack, *, extras: ExpertExtras | None, join: ColumnJoin | None
+        self,
+        gate_up: ExpertStack,
+        down: ExpertStack,
+        *,
+        extras: ExpertExtras | None,
+        join: ColumnJoin | None,
+        activation: GatedActivation = "silu",
     ) -> Experts:
         """Make a layer's experts from matrices that have been read.
 
-        :param extras: see :meth:`WeightPolicy.experts <paged_sdk.quant.policy.WeightPolicy.experts>`; ``join`` likewise
+        :param extras: see :meth:`WeightPolicy.experts <paged_sdk.quant.policy.WeightPolicy.experts>`; ``join`` and
+            ``activation`` likewise
         """
-        experts = self._policy.experts(gate_up, down, dtype=self._dtype, device=self._device, extras=extras, join=join)
+        experts = self._policy.experts(
+            gate_up, down, dtype=self._dtype, device=self._device, extras=extras, join=join, activation=activation
+        )
         matrices = [each for stack in (gate_up, down) for of_expert in stack.matrices for each in of_expert]
         if not isinstance(experts, DenseExperts):
             self._note_narrow(matrices, Role.EXPERTS)

@@ -143,10 +143,12 @@ def shard_of(config: DecoderConfig, rank: int, size: int) -> Shard:
     Query heads stay with their KV head. With more ranks than KV heads, several ranks hold a copy of the same KV head,
     each with some of its query heads.
 
-    :raises ConfigError: some ranks would get no query head
+    :raises ConfigError: some ranks would get no query head, or layers have different shapes
     """
     if size == 1:
         return WHOLE
+    if config.layer_shapes:
+        raise ConfigError.of(SETTING, size, f"1 for {config.model_type}, whose layers have heads of different shapes")
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     group = heads // kv_heads
     if size <= kv_heads:

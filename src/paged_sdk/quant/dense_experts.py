@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paged_sdk.kernels.activation import GatedActivation, gated_activation_reference
 from paged_sdk.kernels.fused_moe import fused_moe
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.quant.experts import ExpertExtras, Experts
@@ -20,14 +21,22 @@ class DenseExperts(Experts):
 
     :param gate_up: ``[num_experts, 2 * intermediate_size, hidden_size]``, gate's rows, then up's
     :param down: ``[num_experts, hidden_size, intermediate_size]``
-    :param extras: None: plain SwiGLU without biases
+    :param extras: None: no biases, and ``activation``
+    :param activation: of the gates
     :param join: on the CPU, gathers the inner activations of all ranks before ``down``: ``gate_up`` has the rows of
         this rank's neurons, ``down`` some rows and all columns; None: no gather
     """
 
     def __init__(
-        self, gate_up: Tensor, down: Tensor, extras: ExpertExtras | None = None, join: ColumnJoin | None = None
+        self,
+        gate_up: Tensor,
+        down: Tensor,
+        extras: ExpertExtras | None = None,
+        join: ColumnJoin | None = None,
+        *,
+        activation: GatedActivation = "silu",
     ) -> None:
+        self.activation: GatedActivation = activation
         self.gate_up = gate_up
         self.down = down
         self.extras = extras
@@ -43,7 +52,7 @@ class DenseExperts(Experts):
         if self.join is not None:
             return self._forward_joined(x, topk_weights, topk_ids, self.join)
         if self.extras is None:
-            return fused_moe(x, self.gate_up, self.down, topk_weights, topk_ids)
+            return fused_moe(x, self.gate_up, self.down, topk_weights, topk_ids, self.activation)
         return self._forward_extended(x, topk_weights, topk_ids)
 
     def _forward_joined(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, join: ColumnJoin) -> Tensor:
@@ -81,9 +90,10 @@ class DenseExperts(Experts):
         return out.to(x.dtype)
 
     def _gated(self, x: Tensor, expert: int) -> Tensor:
-        gate, up = F.linear(x, self.gate_up[expert]).chunk(2, -1)
+        gate_up = F.linear(x, self.gate_up[expert])
         if (extras := self.extras) is None:
-            return F.silu(gate).mul_(up)
+            return gated_activation_reference(gate_up, self.activation)
+        gate, up = gate_up.chunk(2, -1)
         gate = (gate + extras.gate_bias[expert]).clamp(max=extras.limit)
         up = (up + extras.up_bias[expert]).clamp(-extras.limit, extras.limit)
         return (up + 1) * gate * torch.sigmoid(extras.alpha * gate)

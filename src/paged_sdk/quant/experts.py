@@ -48,7 +48,7 @@ class NativeExpertWeights:
 
 
 class Experts(ABC):
-    """Computes a mixture of gated MLPs (SwiGLU), of which each token uses a few, however their weights are stored."""
+    """Computes a mixture of gated MLPs, of which each token uses a few, however their weights are stored."""
 
     @property
     @abstractmethod
@@ -62,7 +62,7 @@ class Experts(ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """Compute ``sum of weight * down @ (silu(gate @ x) * (up @ x))`` over each token's experts.
+        """Compute ``sum of weight * down @ (activation(gate @ x) * (up @ x))`` over each token's experts.
 
         :param x: ``[num_tokens, hidden_size]`` of the model's dtype
         :param topk_weights: ``[num_tokens, num_selected]`` float32

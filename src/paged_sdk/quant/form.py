@@ -11,6 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 import paged_sdk.quant.forms
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.own_pages import own_pages
@@ -79,15 +80,17 @@ class Form:
         *,
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
+        activation: GatedActivation,
     ) -> Experts | None:
         """Make a layer's experts.
 
         :param gate: one matrix per expert
         :param up: likewise
         :param down: likewise
-        :param extras: None: plain SwiGLU without biases
+        :param extras: None: no biases, and ``activation``
         :param join: gathers the inner activations of all ranks before ``down``, which has some rows and all columns;
             None: this rank has all neurons, or ``down`` has the columns of its neurons only
+        :param activation: of the gates
         """
         return None
 

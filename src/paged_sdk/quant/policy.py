@@ -12,6 +12,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.own_pages import own_pages
@@ -169,13 +170,13 @@ class WeightPolicy:
         device: torch.device,
         extras: ExpertExtras | None = None,
         join: ColumnJoin | None = None,
+        activation: GatedActivation = "silu",
     ) -> Experts:
         """Make a layer's experts.
 
         :param gate_up: two matrices per expert
         :param down: one matrix per expert
-        :param extras: None: plain SwiGLU without biases
-        :param join: see :meth:`Form.experts`
+        :param extras: see :meth:`Form.experts`; ``join`` and ``activation`` likewise
         """
         place = self._place(dtype, device)
         gate, up, down_ = (
@@ -183,9 +184,11 @@ class WeightPolicy:
             for matrices in (gate_up.projection(0), gate_up.projection(1), down.projection(0))
         )
         for form in self.forms:
-            if (experts := form.experts(gate, up, down_, place, extras=extras, join=join)) is not None:
-                return experts
-        return DenseExperts(_decoded_stack(gate_up, place), _decoded_stack(down, place), extras, join)
+            made = form.experts(gate, up, down_, place, extras=extras, join=join, activation=activation)
+            if made is not None:
+                return made
+        stacks = _decoded_stack(gate_up, place), _decoded_stack(down, place)
+        return DenseExperts(*stacks, extras, join, activation=activation)
 
     def embedding(
         self, table: NamedMatrix, *, scale: float | None, dtype: torch.dtype, device: torch.device

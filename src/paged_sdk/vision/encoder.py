@@ -209,6 +209,8 @@ def _shrink_text(text: Any) -> None:
     text.vocab_size = 8
     # A layer of Qwen 3.5's experts has 0.8 billion weights.
     small = {"intermediate_size": 16, "moe_intermediate_size": 16, "num_experts": 1, "num_experts_per_tok": 1}
+    # Gemma 4's: layers that share keys need another one, and the second table of embeddings has a row per token.
+    small |= {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 8}
     for name, value in small.items():
         if hasattr(text, name):
             setattr(text, name, value)

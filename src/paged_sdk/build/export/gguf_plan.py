@@ -354,6 +354,8 @@ def _check_written_file(config: DecoderConfig, path: Path) -> None:
         match field.name:
             case "model_type":
                 continue
+            case "layer_inputs" if own is not None and other is not None:
+                is_equal = evolve(own, image_token=other.image_token) == other  # files hold no images
             case "ropes":
                 is_equal = all(_rotate_alike(*pair) for pair in zip(own, other, strict=True))
             case "sliding_windows" if not has_windows:

@@ -14,24 +14,32 @@ import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.triton.activation import activate
 from paged_sdk.kernels.triton.expert_tiles import sort_by_expert
 
 __all__ = ["fused_moe"]
 
 
-def fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-    """See :func:`paged_sdk.kernels.fused_moe.fused_moe`; float32, float16 or bfloat16, weights contiguous."""
+def fused_moe(
+    hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor, *, gelu: bool = False
+) -> Tensor:
+    """See :func:`paged_sdk.kernels.fused_moe.fused_moe`; float32, float16 or bfloat16, weights contiguous.
+
+    :param gelu: True: tanh-approximated GELU; False: SiLU
+    """
     num_experts, (num_tokens, num_selected) = len(gate_up), topk_ids.shape
     hidden, topk_weights, topk_ids = hidden.contiguous(), topk_weights.contiguous(), topk_ids.contiguous()
     if num_tokens == 0:
         return torch.empty_like(hidden)
     # With so few pairs, an expert rarely has two, and its matrices are then read from the L2 cache the second time.
     if num_tokens == 1 or num_tokens * num_selected <= num_experts // 2:
-        return _few_pairs(hidden, gate_up, down, topk_weights, topk_ids)
-    return _many_pairs(hidden, gate_up, down, topk_weights, topk_ids)
+        return _few_pairs(hidden, gate_up, down, topk_weights, topk_ids, gelu=gelu)
+    return _many_pairs(hidden, gate_up, down, topk_weights, topk_ids, gelu=gelu)
 
 
-def _few_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+def _few_pairs(
+    hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor, *, gelu: bool
+) -> Tensor:
     _, hidden_size, intermediate_size = down.shape
     num_tokens, num_selected = topk_ids.shape
     num_pairs = num_tokens * num_selected
@@ -46,6 +54,7 @@ def _few_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tens
         num_selected=num_selected,
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
+        gelu=gelu,
         block_n=block_n,
         block_k=min(512, triton.next_power_of_2(hidden_size)),
         num_warps=4,
@@ -70,7 +79,9 @@ def _few_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tens
     return out
 
 
-def _many_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+def _many_pairs(
+    hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor, *, gelu: bool
+) -> Tensor:
     num_experts, hidden_size, intermediate_size = down.shape
     num_tokens, num_selected = topk_ids.shape
     num_pairs = num_tokens * num_selected
@@ -90,6 +101,7 @@ def _many_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Ten
         num_selected=num_selected,
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
+        gelu=gelu,
         block_m=tile.block_m,
         block_n=block_n,
         block_k=tile.block_k,
@@ -162,12 +174,13 @@ def _gate_up_of_tiles(
     num_selected: tl.constexpr,
     hidden_size: tl.constexpr,
     intermediate_size: tl.constexpr,
+    gelu: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
     upcast: tl.constexpr,
 ) -> None:
-    """Compute ``silu(gate @ x) * (up @ x)`` for the pairs of a tile, in sorted order."""
+    """Compute ``activation(gate @ x) * (up @ x)`` for the pairs of a tile, in sorted order."""
     blocks_per_tile: tl.constexpr = (intermediate_size + block_n - 1) // block_n
     tile = tl.program_id(0) // blocks_per_tile
     expert = tl.load(tiles + tile).to(tl.int64)
@@ -196,7 +209,7 @@ def _gate_up_of_tiles(
             x, gate_weight, up_weight = x.to(tl.float32), gate_weight.to(tl.float32), up_weight.to(tl.float32)
         gate = tl.dot(x, gate_weight, gate, input_precision="ieee")
         up = tl.dot(x, up_weight, up, input_precision="ieee")
-    product = (gate * tl.sigmoid(gate) * up).to(activated.dtype.element_ty)
+    product = (activate(gate, gelu) * up).to(activated.dtype.element_ty)
     out_at = activated + row.to(tl.int64)[:, None] * intermediate_size + column[None, :]
     tl.store(out_at, product, mask=valid[:, None] & (column < intermediate_size)[None, :])
 
@@ -257,10 +270,11 @@ def _gate_up_of_pairs(
     num_selected: tl.constexpr,
     hidden_size: tl.constexpr,
     intermediate_size: tl.constexpr,
+    gelu: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    """Compute ``silu(gate @ x) * (up @ x)`` for one pair; threads' sums are reduced once, at the end."""
+    """Compute ``activation(gate @ x) * (up @ x)`` for one pair; threads' sums are reduced once, at the end."""
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(topk_ids + pair).to(tl.int64)
     column = tl.program_id(1) * block_n + tl.arange(0, block_n)
@@ -277,7 +291,7 @@ def _gate_up_of_pairs(
         gate += tl.load(gate_at + first, mask=mask, other=0.0).to(tl.float32) * x
         up += tl.load(up_at + first, mask=mask, other=0.0).to(tl.float32) * x
     gate_sum = tl.sum(gate, axis=1)
-    product = gate_sum * tl.sigmoid(gate_sum) * tl.sum(up, axis=1)
+    product = activate(gate_sum, gelu) * tl.sum(up, axis=1)
     out_at = activated + pair * intermediate_size + column
     tl.store(out_at, product.to(activated.dtype.element_ty), mask=column < intermediate_size)
 

@@ -78,11 +78,13 @@ def copy_blocks(
 ) -> None:
     """See :func:`paged_sdk.kernels.kv_cache.copy_blocks`; pairs must be on the caches' device.
 
-    One launch copies the caches of all layers, and one their scales.
+    One launch copies all caches of one size, those of all layers in most models, and one all such scales.
     """
-    for caches in ((*key_caches, *value_caches), (*k_scales, *v_scales)):
-        if caches and len(block_pairs):
-            _copy_alike(caches, block_pairs)
+    alike: dict[int, list[Tensor]] = {}
+    for each in (*key_caches, *value_caches, *k_scales, *v_scales) if len(block_pairs) else ():
+        alike.setdefault(each.nbytes, []).append(each)
+    for caches in alike.values():
+        _copy_alike(caches, block_pairs)
 
 
 def _copy_alike(caches: Sequence[Tensor], block_pairs: Tensor) -> None:

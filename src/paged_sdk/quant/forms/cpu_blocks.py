@@ -9,6 +9,7 @@ from typing import Final
 
 from torch import Tensor
 
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.native.grouped import can_be_packed, pack_grouped
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, gains_in_hadamard, pack_gguf, whole_panels
@@ -57,10 +58,11 @@ class _CpuBlocks(Form):
         *,
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
+        activation: GatedActivation,
     ) -> Experts | None:
         stacks = [_of_one_type(matrices) for matrices in (gate, up, down)]
         served = [stack for stack in stacks if stack is not None]
-        if place.workspace is None or len(served) < len(stacks):
+        if place.workspace is None or len(served) < len(stacks) or activation != "silu":
             return None
         packed = [_packed(place.workspace.library, stack, place) for stack in served]
         return NativeBlockExperts(place.workspace, *packed, num_experts=len(gate), extras=extras, join=join)

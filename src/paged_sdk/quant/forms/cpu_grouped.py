@@ -7,6 +7,7 @@ from typing import Final
 
 from torch import Tensor
 
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.native.grouped import can_be_packed, decode_grouped, pack_grouped
 from paged_sdk.kernels.native.linear import same_order
 from paged_sdk.kernels.native.packed import PackedWeight, gains_in_hadamard, pack_gguf, whole_panels
@@ -57,11 +58,12 @@ class _CpuGrouped(Form):
         *,
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
+        activation: GatedActivation,
     ) -> Experts | None:
         stacks = [_grouped(matrices, place) for matrices in (gate, up, down)]
         served = [stack for stack in stacks if stack is not None and _in_units(stack)]
         match served:
-            case [gate_stack, up_stack, down_stack] if place.workspace is not None:
+            case [gate_stack, up_stack, down_stack] if place.workspace is not None and activation == "silu":
                 # Experts read activations in the input's order, so permuted columns cannot be packed.
                 packed = [
                     _packed(stack, place, as_stored=all(each.order is None for each in stack))

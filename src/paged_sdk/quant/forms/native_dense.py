@@ -7,6 +7,7 @@ from typing import Final
 
 from torch import Tensor
 
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.native.packed import DENSE_TYPES, PackedWeight, pack_dense, whole_panels
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
@@ -44,9 +45,10 @@ class _NativeDense(Form):
         *,
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
+        activation: GatedActivation,
     ) -> Experts | None:
         everything = [*gate, *up, *down]
-        if place.workspace is None or not _served(everything, place):
+        if place.workspace is None or not _served(everything, place) or activation != "silu":
             return None
         if any(matrix.shape[0] % _UNIT for matrix in everything):
             return None

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.blocks_to_groups import as_groups
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, stacked
@@ -58,8 +59,9 @@ class TritonBlocks(Form):
         *,
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
+        activation: GatedActivation,
     ) -> Experts | None:
-        if extras is not None or join is not None:  # not supported by the kernels
+        if extras is not None or join is not None or activation != "silu":  # not supported by the kernels
             return None
         repackable = [self._repackable(matrices, place) for matrices in (gate, up, down)]
         match [stacked(blocks) for blocks in repackable if blocks is not None]:

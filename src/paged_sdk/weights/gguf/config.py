@@ -10,6 +10,7 @@ from typing import Any
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.weights.gguf.encoders import ENCODERS
 from paged_sdk.weights.gguf.families import FAMILIES, biases_of, delta_config, norm_eps
+from paged_sdk.weights.gguf.gemma4 import gemma4_config
 from paged_sdk.weights.gguf.model import GgufModel
 from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
 from paged_sdk.weights.gguf.routing import SHARED_SIZE, gating_functions, routing_keys
@@ -27,7 +28,7 @@ _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 _MIXTURES = frozenset(
     {
         *("llama", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe"),
-        *("glm4moe", "dots1", "ernie4_5-moe", "minimax-m2", "hunyuan-moe", "deepseek2", "granitehybrid"),
+        *("glm4moe", "dots1", "ernie4_5-moe", "minimax-m2", "hunyuan-moe", "deepseek2", "granitehybrid", "gemma4"),
     }
 )
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", SHARED_SIZE)
@@ -41,7 +42,12 @@ _PARTLY_ROTATED = frozenset(
 _DIVISORS = "rope_freqs.weight"
 _LONGROPE_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")
 _ROPE_TENSORS = MappingProxyType(
-    {"llama": (_DIVISORS, *_LONGROPE_TENSORS), "phi3": _LONGROPE_TENSORS, "exaone4": (_DIVISORS,)}
+    {
+        "llama": (_DIVISORS, *_LONGROPE_TENSORS),
+        "phi3": _LONGROPE_TENSORS,
+        "exaone4": (_DIVISORS,),
+        "gemma4": (_DIVISORS,),
+    }
 )
 
 _QKV = ("attn_q", "attn_k", "attn_v")
@@ -382,6 +388,7 @@ _FAMILIES: Mapping[str, Callable[[GgufModel], dict[str, Any]]] = MappingProxyTyp
         "gemma2": _gemma2,
         "gemma3": _gemma3,
         "gemma-embedding": _gemma_embedding,
+        "gemma4": gemma4_config,
         **FAMILIES,
         **ENCODERS,
     }

@@ -13,6 +13,7 @@ from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKi
 from paged_sdk.config.recurrent import GatedDeltaConfig, Mamba2Config, ShortConvConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.weights.gguf.config import GEMMA3_LOCAL_THETA, GEMMA3_PERIOD
+from paged_sdk.weights.gguf.gemma4 import gemma4_metadata, why_not_gemma4
 from paged_sdk.weights.gguf.latent_attention import latent_metadata, why_not_latent
 from paged_sdk.weights.gguf.mamba import mamba_metadata, why_not_mamba
 from paged_sdk.weights.gguf.names import ARCHITECTURES
@@ -105,6 +106,10 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
     if config.num_image_layers:
         values["n_deepstack_layers"] = config.num_image_layers
     values |= _factors(config, name)
+    if name == "gemma4":
+        if (reason := why_not_gemma4(config)) is not None:
+            raise not_writable(config, f"of GGUF's Gemma 4, {reason}")
+        values |= gemma4_metadata(config)
     match config.model_type:
         case "olmo3":
             values |= _olmo3(config, rope)

@@ -22,6 +22,7 @@ from paged_sdk.errors import shown
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, RATES, TILED, VECTORS, GgufArchitecture, stem_of
 from paged_sdk.weights.gguf.config_export import gguf_architecture, global_rope, not_writable
+from paged_sdk.weights.gguf.gemma4 import gemma4_divisors
 from paged_sdk.weights.gguf.mamba import row_factors
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.qkv_order import qkv_order, qkvz_order, rows_of_heads, runs, tiled_heads
@@ -39,7 +40,7 @@ __all__ = [
 
 _EXPERT: Final = re.compile(r"\.(experts|norms)\.(\d+)\.")
 _MERGED: Final = re.compile(
-    r"model\.layers\.(\d+)\.(?:.+\.experts\.(gate_up_proj|down_proj)|block_sparse_moe\.(?:(input)|output)_linear\.weight)"
+    r"model\.layers\.(\d+)\.(?:(?:.+\.)?experts\.(gate_up_proj|down_proj)|block_sparse_moe\.(?:(input)|output)_linear\.weight)"
 )
 _LAYER_TENSOR: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 _UNUSED: Final = ".rotary_emb.inv_freq"  # buffers that older checkpoints hold
@@ -76,7 +77,7 @@ class GgufPlace:
     @property
     def is_stack(self) -> bool:
         """Return whether the GGUF tensor stacks the matrices of all experts."""
-        return "_exps." in self.names[0]
+        return self.names[0].endswith("_exps.weight")
 
 
 @frozen(eq=False, kw_only=True)
@@ -433,11 +434,13 @@ def _rope_tensors(
 ) -> dict[str, GgufMatrix]:
     rope = global_rope(config)
     tensors: dict[str, Iterable[float]] = {}
-    if divisors is not None:
+    if architecture.model_type == "gemma4_text":
+        tensors["rope_freqs.weight"] = gemma4_divisors(config).tolist()
+    elif divisors is not None:
         tensors["rope_freqs.weight"] = divisors.tolist()
     if rope.kind is RopeKind.LONGROPE:
         tensors |= {"rope_factors_long.weight": rope.long_factor, "rope_factors_short.weight": rope.short_factor}
-    if tensors and architecture.model_type not in ("llama", "phi3"):
+    if tensors and architecture.model_type not in ("llama", "phi3", "gemma4_text"):
         raise not_writable(config, f"GGUF has no key for its rotary scaling ({rope.kind.value})")
     return {
         name: GgufMatrix(shape=(len(values),), matrices=[DenseMatrix(values.view(-1, 1))])

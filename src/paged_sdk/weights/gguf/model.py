@@ -26,6 +26,9 @@ _IN_ALL_LAYERS: Final = MappingProxyType(
 )
 """A norm that every layer has, of architectures in which only some layers have attention."""
 
+_DIFFER: Final = frozenset({"gemma4"})
+"""Architectures whose layers may have different numbers of heads and sizes of MLPs."""
+
 
 @frozen
 class GgufModel:
@@ -67,12 +70,13 @@ class GgufModel:
 
         :returns: 0 or more each, and more for at least one
         """
-        values = self.metadata.get(f"{self.architecture}.{key}")
-        if self.architecture not in _IN_ALL_LAYERS or not isinstance(values, list):
+        values, differ = self.metadata.get(f"{self.architecture}.{key}"), self.architecture in _DIFFER
+        if (self.architecture not in _IN_ALL_LAYERS and not differ) or not isinstance(values, list):
             return [self.integer(key, default)] * self.num_layers
-        is_count = all(isinstance(value, int) and value >= 0 for value in values)
-        if not is_count or len(values) != self.num_layers or len({*values} - {0}) != 1:
-            what = f"one for each of {self.num_layers} layers, the same or 0"
+        is_count = all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values)
+        is_allowed = 0 not in values if differ else len({*values} - {0}) == 1
+        if not is_count or len(values) != self.num_layers or not is_allowed:
+            what = f"one for each of {self.num_layers} layers, {'at least 1' if differ else 'the same or 0'}"
             raise self.malformed(f"metadata {self.architecture}.{key} is {shown(values)}: expected {what}")
         return values
 

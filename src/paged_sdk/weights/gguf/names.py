@@ -95,6 +95,25 @@ _SANDWICH_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+# Inputs of the layers' own, and experts beside MLPs.
+_GEMMA4 = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_exps": f"experts.{EACH}.gate_proj",
+    "ffn_up_exps": f"experts.{EACH}.up_proj",
+    "ffn_down_exps": f"experts.{EACH}.down_proj",
+}
+_BARE_GEMMA4 = {
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+}
 _FUSED = {
     "attn_norm": "input_layernorm",
     "attn_qkv": "self_attn.qkv_proj",
@@ -262,6 +281,17 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         ),
         "gemma3": GgufArchitecture(
             model_type="gemma3_text", block_names=_ATTENTION | _QK_NORM | _SANDWICH_NORMS | _MLP, norm_offset=1.0
+        ),
+        "gemma4": GgufArchitecture(
+            model_type="gemma4_text",
+            block_names=_ATTENTION | _QK_NORM | _SANDWICH_NORMS | _MLP | _GEMMA4,
+            bare_names=_BARE_GEMMA4,
+            top_names=TOP_NAMES
+            | {
+                "per_layer_token_embd": "model.embed_tokens_per_layer",
+                "per_layer_model_proj": "model.per_layer_model_projection",
+                "per_layer_proj_norm": "model.per_layer_projection_norm",
+            },
         ),
         "gemma": GgufArchitecture(model_type="gemma", block_names=_ATTENTION | _PRE_NORM | _MLP, norm_offset=1.0),
         "granite": GgufArchitecture(

@@ -1,0 +1,109 @@
+"""Compute a layer's experts beside its dense MLP (Gemma 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig
+from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.fused_moe import route
+from paged_sdk.layers.norm import Norm, RMSNorm
+from paged_sdk.models.expert_loader import ExpertTensors, load_experts
+from paged_sdk.models.norms import load_norm
+from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.quant.experts import Experts
+
+__all__ = ["EXPERT_ACTIVATIONS", "ExpertBranch", "load_expert_branch"]
+
+EXPERT_ACTIVATIONS: Final[Mapping[Activation, GatedActivation]] = MappingProxyType(
+    {Activation.SILU: "silu", Activation.GELU_TANH: "gelu_tanh"}
+)
+"""The activations that experts may have, by the name that kernels have for them."""
+
+
+class ExpertBranch:
+    """Adds experts to the output of a dense MLP: ``mlp_norm(mlp) + output_norm(experts(input_norm(residual)))``.
+
+    :param router: ``[num_experts, hidden_size]``
+    :param router_norm: norm of the router's input
+    :param factors: ``[num_experts]``, multiply the weights of a token's experts
+    :param mlp_norm: norm of the dense MLP's output
+    """
+
+    def __init__(
+        self,
+        config: MoeConfig,
+        *,
+        router: Tensor,
+        router_norm: Norm,
+        factors: Tensor,
+        experts: Experts,
+        mlp_norm: Norm,
+        input_norm: Norm,
+        output_norm: Norm,
+    ) -> None:
+        self.experts = experts
+        self._num_selected = config.num_experts_per_token
+        self._router = router
+        self._router_norm = router_norm
+        self._factors = factors
+        self._mlp_norm = mlp_norm
+        self._input_norm = input_norm
+        self._output_norm = output_norm
+
+    def forward(self, transformed: Tensor, residual: Tensor) -> Tensor:
+        """Return the sum of both branches, ``[num_tokens, hidden_size]``.
+
+        :param transformed: the dense MLP's output
+        :param residual: the residual stream that the MLP has read, before its norm
+        """
+        logits = F.linear(self._router_norm.forward(residual), self._router)
+        weights, ids = route(logits, self._num_selected, renormalize=True)
+        weights = weights * self._factors[ids].to(weights.dtype)
+        chosen = self.experts.forward(self._input_norm.forward(residual), weights, ids)
+        return self._mlp_norm.forward(transformed).add_(self._output_norm.forward(chosen))
+
+
+def load_expert_branch(loader: WeightLoader, config: DecoderConfig, moe: MoeConfig, prefix: str) -> ExpertBranch:
+    """Load one layer's router and experts.
+
+    :param prefix: prefix of the layer's tensor names
+    :raises CheckpointError: a tensor is missing or has another shape
+    """
+
+    def norm(name: str) -> Norm:
+        return load_norm(loader, config, prefix + name)
+
+    hidden = config.hidden_size
+    # The router's scale and its factor are a norm's weight.
+    scale = loader.tensor(f"{prefix}router.scale", hidden)
+    scale = scale.to(torch.promote_types(scale.dtype, torch.float32)) * hidden**-0.5
+    return ExpertBranch(
+        moe,
+        router=loader.tensor(f"{prefix}router.proj.weight", moe.num_experts, hidden),
+        router_norm=RMSNorm(scale, config.norm_eps, rounds_last=True),
+        factors=loader.tensor(f"{prefix}router.per_expert_scale", moe.num_experts),
+        experts=load_experts(
+            loader,
+            ExpertTensors(
+                block=f"{prefix}experts",
+                stacked=(f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj"),
+                gate="gate_proj",
+                up="up_proj",
+                down="down_proj",
+                num_experts=moe.num_experts,
+                hidden_size=hidden,
+                intermediate_size=moe.intermediate_size,
+                activation=EXPERT_ACTIVATIONS[moe.activation],
+            ),
+        ),
+        mlp_norm=norm("post_feedforward_layernorm_1"),
+        input_norm=norm("pre_feedforward_layernorm_2"),
+        output_norm=norm("post_feedforward_layernorm_2"),
+    )
