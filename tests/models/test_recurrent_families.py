@@ -315,6 +315,19 @@ def test_quantized_weights_and_keys(family: str) -> None:
     assert 0 < _error(own, expected) < 0.15
 
 
+@pytest.mark.parametrize("family", ["granitemoehybrid", "falcon_h1", "nemotron_h"])
+def test_keys_of_4_bits(family: str) -> None:
+    """Their scales are of 32 elements, which heads here have."""
+    wide = {"hidden_size": 128, "head_dim": 32, "mamba_d_head": "auto"}
+    reference = reference_model(family, CONFIGS[family] | wide)
+    model = ours(reference)
+    (expected,) = step(model, backend_of(model), [(PROMPT, 0, 0)])
+    backend = backend_of(model, PagedCacheType.Q4)
+    (first,) = step(model, backend, [(PROMPT[:70], 0, 0)])
+    (second,) = step(model, backend, [(PROMPT[70:], 70, 0)])
+    assert 0 < _error(torch.cat([first, second]), expected) < 0.15
+
+
 def _error(own: Tensor, expected: Tensor) -> float:
     """Return the median over rows of the relative squared error."""
     return float(((own - expected).square().mean(-1) / expected.square().mean(-1)).median())
