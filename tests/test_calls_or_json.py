@@ -6,17 +6,22 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import pytest
 from jsonschema import Draft202012Validator
 
+from faces import read_off
 from paged_sdk import (
+    ChatCompletionResponse,
     Constraint,
     ConstraintError,
     InvalidRequestError,
+    MemoryGpuConfig,
+    PagedAttentionMeta,
     RequestBuilder,
     SamplingParams,
+    SpeculativeConfig,
     TextModelBuilder,
     ToolRun,
 )
@@ -67,7 +72,7 @@ TEMPLATES: Final = sorted(FIRST_CALLS.keys() - JSON_CALLS)
 
 @pytest.mark.parametrize("template", JSON_CALLS)
 def test_where_calls_are_json_there_is_no_telling_them_from_answers(template: str) -> None:
-    with pytest.raises(ConstraintError, match='"required"') as caught:
+    with pytest.raises(ConstraintError, match='"none", or no schema') as caught:
         grammar_of(AnswerStyle.of_template(template))
     assert caught.value.kind == "json_schema"
 
@@ -106,15 +111,34 @@ def test_whatever_is_written_is_calls_or_json(compiler: GrammarCompiler, templat
     assert 0 < num_called < 16
 
 
-@pytest.mark.parametrize("template", [each for each in TEMPLATES if each != answers.HARMONY])
+@pytest.mark.parametrize("template", TEMPLATES)
 def test_calls_that_are_spelled_within_json_are_text(template: str) -> None:
     style = AnswerStyle.of_template(template)
-    text = json.dumps({"place": f"<|python_start|>{FIRST_CALLS[template]}", "people": 3}, ensure_ascii=False)
-    assert read(style.either, text, SCHEMAS) == AnswerPiece(content=text)
-    for cut in (1, 5, 20):
+    spelled = f"<|python_start|>{FIRST_CALLS[template]}<|end|><|start|>assistant<|channel|>analysis<|message|>"
+    text = json.dumps({"place": spelled, "people": 3}, ensure_ascii=False)
+    answer = answered(template, text)
+    assert read(style.either, answer, SCHEMAS) == AnswerPiece(content=text)
+    for cut in (1, 5, 20, 50):
         parser = style.either.parser(SCHEMAS)
         assert parser is not None
-        assert answers.merged(parser.push(text[:cut]) + parser.push(text[cut:]) + parser.flush()).content == text
+        found = answers.merged(parser.push(answer[:cut]) + parser.push(answer[cut:]) + parser.flush())
+        assert (found.content, found.reasoning, found.call_parts) == (text, "", [])
+
+
+def test_a_list_of_what_looks_like_calls_is_json_where_calls_are_python(compiler: GrammarCompiler) -> None:
+    style = AnswerStyle.of_template("<|start_header_id|>[func_name1(params)]")
+    named = {"type": "object", "properties": {"name": {"type": "string"}, "arguments": {"type": "object"}}}
+    grammar = compiler.compile(grammar_of(style, schema={"type": "array", "items": named}))
+    for text, num_calls in (('[{"name": "get_time", "arguments": {}}]', 0), ("[]", 0), ("[get_time()]", 1)):
+        matcher, tokens = grammar.matcher.deep_copy(), tokens_of(text)
+        assert matcher.try_consume_tokens(tokens) == len(tokens)
+        assert matcher.is_accepting()
+        found = read(style.either, text, SCHEMAS)
+        assert (found.content, len(found.calls), bool(found.call_parts)) == (
+            "" if num_calls else text,
+            num_calls,
+            num_calls,
+        )
 
 
 @pytest.mark.parametrize(("prompt_end", "opening"), [("", "<think>"), ("<think>\n", "\n")])
@@ -168,9 +192,23 @@ async def test_a_run_with_tools_ends_with_json() -> None:
         assert [message.role.value for message in run.messages] == ["assistant", "tool", "assistant"]
         assert run.messages[1].content == "rain in Oslo"
         assert json.loads(run.response.choices[0].message.content) == {"place": "<tool_call>", "people": 3}
-    async with fake_model(CALL) as model:
-        with pytest.raises(InvalidRequestError, match="an instance is returned"):
-            await model.generate_structured(RequestBuilder().add_message("user", "a").with_tools([WEATHER]), dict)
+
+
+class Place(TypedDict):
+    place: str
+    people: int
+
+
+@pytest.mark.anyio
+async def test_an_instance_is_the_answer_of_a_model_that_is_told_of_tools() -> None:
+    request = RequestBuilder().add_message("user", "Where?").with_tools([WEATHER])
+    async with fake_model('{"place": "<tool_call>", "people": 3}', CALL) as model:
+        assert await model.generate_structured(request, Place) == {"place": "<tool_call>", "people": 3}
+        assert [tool.name for tool in model.requests[0].options.shown_tools] == ["weather"]
+        with pytest.raises(ConstraintError):
+            await model.generate_structured(request, Place)
+        with pytest.raises(InvalidRequestError, match="tool_choice"):
+            await model.generate_structured(request.with_tools([WEATHER], "required"), Place)
 
 
 @pytest.mark.anyio
@@ -191,3 +229,48 @@ async def test_a_model_writes_one_or_the_other(builder: TextModelBuilder, is_pag
                 elif choice.finish_reason == "stop":
                     Draft202012Validator(PLACE).validate(json.loads(choice.message.content))
     assert kinds >= {"tool_calls", "stop"}
+
+
+def in_mode(builder: TextModelBuilder, mode: str) -> TextModelBuilder:
+    if mode == "contiguous":
+        return builder.without_paged_attn()
+    pool = PagedAttentionMeta(block_size=4, gpu_memory=MemoryGpuConfig.ContextSize(420))  # too small for four choices
+    small = builder.with_paged_attn(pool) if "preempted" in mode else builder
+    return small.with_speculation(SpeculativeConfig(gamma=8)) if "drafts" in mode else small
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("mode", ["contiguous", "drafts", "preempted", "preempted, drafts"])
+async def test_an_answer_is_the_same_in_every_mode_whole_and_in_pieces(builder: TextModelBuilder, mode: str) -> None:
+    thinking = builder.with_chat_template(TELLING + "{# <think> </think> #}")
+    requests = []
+    for stop in ((), ("O",)):
+        sampling = SamplingParams(temperature=1.0, seed=1, max_len=100, n_choices=4, stop=stop)
+        requests.append(asked().with_sampling(sampling).with_thinking_budget(7))
+    told: list[list[Any]] = []
+    for each in (thinking, in_mode(thinking, mode)):
+        async with each.build() as model:
+            whole = []
+            for request in requests:
+                stream = model.stream_chat_request(request)
+                chunks = [chunk async for chunk in stream]
+                whole.append(await stream.collect())
+                read_off(chunks, whole[-1])
+            assert [said(each) for each in await model.send_chat_requests(requests)] == [said(each) for each in whole]
+            told.append([said(each) for each in whole])
+    assert told[0] == told[1]
+    assert {reason for answer in told[0] for reason, *_ in answer} == {"tool_calls", "stop", "length"}
+
+
+def said(response: ChatCompletionResponse) -> list[tuple[Any, ...]]:
+    """Return the choices without their ids."""
+    return [
+        (
+            choice.finish_reason,
+            choice.message.content,
+            choice.message.reasoning_content,
+            [(call.function.name, call.function.arguments) for call in choice.message.tool_calls],
+        )
+        for choice in response.choices
+    ]

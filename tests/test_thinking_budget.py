@@ -15,6 +15,8 @@ from paged_sdk import (
     SpeculativeConfig,
     TextModelBuilder,
 )
+from test_calls_or_json import WEATHER, asked
+from test_tools import TELLING
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}<think>\n{# until </think> #}"
 GREEDY = SamplingParams(temperature=0, max_len=40, ignore_eos=True)
@@ -55,3 +57,16 @@ async def test_what_can_be_a_budget() -> None:
     for budget in (0, -1, 1.5, "many", True):
         with pytest.raises(InvalidRequestError, match="thinking_budget"):
             ASKED.with_thinking_budget(budget)  # type: ignore[arg-type]  # no ints from 1 on
+
+
+async def test_thoughts_end_with_a_character_where_a_grammar_follows(builder: TextModelBuilder) -> None:
+    """No mark may follow a part of one: nothing would be allowed."""
+    template = TELLING + "<think>{# </think> #}"
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    requests = [asked(), RequestBuilder().add_message("user", "Where?").with_tools([strict])]
+    async with builder.with_chat_template(template).build() as model:
+        for seed in range(12):
+            sampling = SamplingParams(temperature=1.0, seed=seed, max_len=30)
+            few = [request.with_sampling(sampling).with_thinking_budget(7) for request in requests]
+            for response in await model.send_chat_requests(few):
+                assert "\ufffd" not in (response.choices[0].message.reasoning_content or "")

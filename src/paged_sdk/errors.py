@@ -228,15 +228,24 @@ class InvalidRequestError(RequestError):
     :ivar field: the part of the request concerned
     :ivar value: the value that was given
     :ivar allowed: what would have been accepted, in words
+    :ivar advice: the end of the message, if it says what the application's code can do about it
     """
 
     def __init__(
-        self, message: str, *, request_id: str = "", field: str = "", value: object = None, allowed: str = ""
+        self,
+        message: str,
+        *,
+        request_id: str = "",
+        field: str = "",
+        value: object = None,
+        allowed: str = "",
+        advice: str = "",
     ) -> None:
-        super().__init__(message, request_id=request_id)
+        super().__init__(f"{message}: {advice}" if advice else message, request_id=request_id)
         self.field = field
         self.value = value
         self.allowed = allowed
+        self.advice = advice
 
     @classmethod
     def of(cls, field: str, value: object, allowed: str) -> InvalidRequestError:

@@ -42,6 +42,12 @@ def forced(text: bytes, num_tokens: int, *, is_open: bool = False) -> bytes:
         (b"<a>>", 4, False, b""),  # it has ended
         (b"<ab>>", 4, False, b">"),  # half of the mark came in time, and the other half is forced first
         (b"<abcde", 4, False, b""),  # too late
+        (b"<ab\xc3", 4, False, b""),  # within a character
+        (b"<ab\xc3\xa9", 4, False, b">>"),
+        (b"<ab\xf0\x9f\x98", 4, False, b""),
+        (b"<ab\xf0\x9f\x98\x80", 4, False, b">>"),
+        (b"<ab\xc3" * 3, 4, False, b""),  # no character, and it has gone on: too late
+        (b"<ab" + b"\xc3" * 9, 4, False, b">>"),  # characters that do not end are not waited for
     ],
 )
 def test_what_is_forced(text: bytes, num_tokens: int, is_open: bool, expected: bytes) -> None:
@@ -51,7 +57,8 @@ def test_what_is_forced(text: bytes, num_tokens: int, is_open: bool, expected: b
 def test_drafts_are_taken_back() -> None:
     """After any calls a state says what a new one of the same tokens does."""
     state = ThoughtEndState(limit(4), [])
-    for add, take in ((b"<a", 0), (b"bcd", 1), (b">", 0), (b">x", 2), (b"", 4), (b"a>>", 0), (b"", 5), (b"abcde", 1)):
+    steps = ((b"<a", 0), (b"bcd", 1), (b">", 0), (b">x", 2), (b"", 4), (b"a>>", 0), (b"", 5), (b"abcde", 1))
+    for add, take in (*steps, (b"", 3), (b"\xc3", 0), (b"\xa9", 1), (b"a>", 2)):
         state.advance(list(add))
         state.roll_back(take)
         fresh = ThoughtEndState(limit(4), list(state.fork()._token_ids))

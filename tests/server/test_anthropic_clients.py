@@ -95,7 +95,7 @@ def test_a_stream(client: anthropic.Anthropic) -> None:
         message = stream.get_final_message()
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    assert message.content[0].to_dict() == {"type": "text", "text": "HEL"}
+    assert message.content[0].to_dict() == {"type": "text", "text": "HEL", "citations": []}
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "LO")
     whole = client.messages.create(model="fake", max_tokens=99, messages=asked("hello"), stop_sequences=["LO"])
     assert message.usage.output_tokens == whole.usage.output_tokens

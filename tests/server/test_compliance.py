@@ -21,7 +21,7 @@ NAME: Final = "o3-claude-4"
 IMAGES: Final = {"openai-chat": "chat-image-input", "open-responses": "image-input", "anthropic": "anth-image-input"}
 REFUSED: Final = {
     "openai-chat": {"chat-reasoning-summary": "it sends the field reasoning, which chats do not have"},
-    "open-responses": {"reasoning-summary": "nobody sums thoughts up: they come in full"},
+    "open-responses": {},
     "anthropic": {},
 }
 """What is refused with status 400, and why."""

@@ -132,10 +132,11 @@ class RequestPreparer:
         images = [image for message in messages for image in message.images]
         if images and self.images is None:
             raise InvalidRequestError(
-                "this model takes no images: VisionModelBuilder builds one that does, of a checkpoint with an image "
-                "encoder, and GgufModelBuilder with the encoder's file (with_mmproj)",
+                "this model takes no images",
                 field="images",
                 value=len(images),
+                advice="VisionModelBuilder builds one that does, of a checkpoint with an image encoder, and "
+                "GgufModelBuilder with the encoder's file (with_mmproj)",
             )
         token_ids: Sequence[int] = self.text.encode_chat(
             messages,

@@ -64,20 +64,17 @@ class Structure(Generic[InstanceT]):
         return cls(name, _closed(schema), lambda text: convert(type_, json.loads(text), name))
 
     def asked(self, request: RequestBuilder) -> RequestBuilder:
-        """Return the request with the type as its constraint.
+        """Return the request with the type as its constraint. Its tools, if any, are not called: the model is told of
+        them as in the chat's other turns, so that the prompt's beginning stays the same.
 
-        :raises InvalidRequestError: it has a constraint already, asks for several choices, or has tools to call
+        :raises InvalidRequestError: it has a constraint already, asks for several choices, or requires a call
         """
         if request.options.constraint is not None:
             raise InvalidRequestError.of("constraint", request.options.constraint, "none: the type is the constraint")
         sampling = request.options.sampling
         if sampling is not None and sampling.n_choices > 1:
             raise InvalidRequestError.of("n_choices", sampling.n_choices, "1: one instance is returned")
-        if request.options.shown_tools:
-            names = [tool.name for tool in request.options.shown_tools]
-            allowed = 'none, or tool_choice "none": an instance is returned; send_chat_with_tools runs tools'
-            raise InvalidRequestError.of("tools", names, allowed)
-        return evolve(request, options=evolve(request.options, constraint=self.constraint))
+        return evolve(request, options=evolve(request.options, constraint=self.constraint, must_answer=True))
 
     def read(self, response: ChatCompletionResponse) -> InstanceT:
         """Return the instance that an answer describes.

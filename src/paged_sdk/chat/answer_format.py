@@ -21,6 +21,7 @@ from paged_sdk.types.messages import Message
 
 __all__ = [
     "AnswerFormat",
+    "CallsOrContent",
     "MarkedCalls",
     "ToolSchemas",
     "beginner",
@@ -162,7 +163,7 @@ class MarkedCalls(AnswerFormat):
 
     @property
     def either(self) -> AnswerFormat:
-        return _CallsOrContent(self)
+        return CallsOrContent(self)
 
     def calls_or(self, writer: GrammarWriter, tools: ToolSchemas, answer: str) -> str:
         return writer.any_of((writer.rule(writer.calls(self.call_form(writer, tools), most=MOST_CALLS)), answer))
@@ -286,7 +287,7 @@ class _ExactCalls(MarkedCalls):
         return (yield from self._format.calls(mark, reader, pieces, tools))
 
 
-class _CallsOrContent(_ExactCalls):
+class CallsOrContent(_ExactCalls):
     """Reads answers that are calls or, if they do not begin with the mark of one, content as a whole: marks within JSON
     are part of its strings.
     """

@@ -96,9 +96,9 @@ class ContentGuard:
                 named = stand_ins.restored(self._named(marked, twin.names))
                 return [twin.ids.get(id, id) for id in self._encode(twin.backend, named)]
         raise InvalidRequestError(
-            "the model's chat template changes or interprets a special token that a message spells out: leave it out, "
-            "or allow special tokens with RequestBuilder.with_special_tokens_in_content()",
+            "the model's chat template changes or interprets a special token that a message spells out",
             field="messages",
+            advice="leave it out, or allow special tokens with RequestBuilder.with_special_tokens_in_content()",
         )
 
     def _read_in_answers(

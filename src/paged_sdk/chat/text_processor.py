@@ -206,9 +206,9 @@ class TextProcessor:
     def _chat_template(self) -> ChatTemplate:
         if self.template is None:
             raise InvalidRequestError(
-                "this model has no chat template: give one with with_chat_template, "
-                "or send plain text with send_completion_request",
+                "this model has no chat template",
                 field="messages",
+                advice="give one with with_chat_template, or send plain text with send_completion_request",
             )
         return self.template
 
@@ -248,7 +248,9 @@ class TextProcessor:
         """
         if not template.takes_tools:
             raise InvalidRequestError(
-                "the model's chat template takes no tools: give one that does with with_chat_template", field="tools"
+                "the model's chat template takes no tools",
+                field="tools",
+                advice="give one that does with with_chat_template",
             )
         if self.answers.format is None:
             raise InvalidRequestError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -11,6 +12,11 @@ from paged_sdk.chat.answer_pieces import AnswerPieces
 from paged_sdk.chat.text_reader import Steps, TextReader
 
 __all__ = ["ThoughtLimit", "ThoughtMarks"]
+
+_MOST_LATE: Final = 8
+"""Most tokens by which reasoning may exceed its limit to end a character. Three bytes may be missing, but a token that
+ends a character may begin another.
+"""
 
 
 @frozen
@@ -53,7 +59,8 @@ class ThoughtLimit:
     """Limits the number of tokens of an output's reasoning.
 
     :ivar marks: the marks around the reasoning
-    :ivar num_tokens: output tokens after which the reasoning ends
+    :ivar num_tokens: output tokens after which the reasoning ends, or a few more: it ends with a whole character, since
+        no grammar allows a mark within one
     :ivar closing_ids: the tokens of the closing mark
     :ivar is_open: whether the prompt has opened the reasoning
     :ivar data_of: returns the bytes of tokens, including special tokens
@@ -65,11 +72,29 @@ class ThoughtLimit:
     is_open: bool
     data_of: Callable[[Sequence[int]], bytes]
 
+    @property
+    def most_tokens(self) -> int:
+        """Return the largest number of output tokens up to the end of the closing mark."""
+        return self.num_tokens + _MOST_LATE + len(self.closing_ids)
+
+    def length(self, token_ids: Sequence[int]) -> int | None:
+        """Return after how many of these output tokens the reasoning has to end; None: they are too few."""
+        for length in range(self.num_tokens, len(token_ids) + 1):
+            if length == self.num_tokens + _MOST_LATE or not _ends_within_character(self.data_of(token_ids[:length])):
+                return length
+        return None
+
     def cuts(self, token_ids: Sequence[int]) -> bool:
-        """Tell whether the reasoning is still open after the first ``num_tokens`` output tokens, which are given."""
+        """Tell whether the reasoning is still open after the first :meth:`length` output tokens, which are given."""
         text = self.data_of(token_ids).decode("utf-8", "replace")
         has_begun = self.is_open or text.lstrip().startswith(self.marks.opening)
         return has_begun and self.marks.closing not in text
+
+
+def _ends_within_character(data: bytes) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    return bool(decoder.getstate()[0])
 
 
 _KNOWN: Final = (

@@ -19,11 +19,11 @@ __all__ = ["ThoughtEnd", "ThoughtEndState"]
 
 
 class ThoughtEnd(Processor[npt.NDArray[np.int64]]):
-    """Forces the mark that closes the reasoning after ``ThoughtLimit.num_tokens`` tokens, if it is still open then."""
+    """Forces the mark that closes the reasoning after ``ThoughtLimit.length()`` tokens, if it is still open then."""
 
     def applies_until(self, request: Request) -> int:
         limit = request.thought_limit
-        return 0 if limit is None else limit.num_tokens + len(limit.closing_ids)
+        return 0 if limit is None else limit.most_tokens
 
     def begin(self, request: Request) -> ThoughtEndState:
         assert request.thought_limit is not None, "the request has no limit"
@@ -44,23 +44,26 @@ class ThoughtEndState(ProcessorState[npt.NDArray[np.int64]]):
     def __init__(self, limit: ThoughtLimit, token_ids: list[int]) -> None:
         self._limit = limit
         self._token_ids = token_ids
-        self._cuts: bool | None = None
+        self._length: int | None = None
+        self._cuts = False
 
     def advance(self, token_ids: Sequence[int]) -> None:
         self._token_ids += token_ids
 
     def roll_back(self, num_tokens: int) -> None:
         del self._token_ids[len(self._token_ids) - num_tokens :]
-        if len(self._token_ids) < self._limit.num_tokens:
-            self._cuts = None
+        if self._length is not None and len(self._token_ids) < self._length:
+            self._length = None
 
     def fork(self) -> Self:
         return type(self)(self._limit, self._token_ids.copy())
 
     def change(self) -> npt.NDArray[np.int64] | None:
-        index = len(self._token_ids) - self._limit.num_tokens
-        if not 0 <= index < len(self._limit.closing_ids):
-            return None
-        if self._cuts is None:
-            self._cuts = self._limit.cuts(self._token_ids[: self._limit.num_tokens])
-        return np.array([self._limit.closing_ids[index]], np.int64) if self._cuts else None
+        if self._length is None:
+            self._length = self._limit.length(self._token_ids)
+            if self._length is None:
+                return None
+            self._cuts = self._limit.cuts(self._token_ids[: self._length])
+        index = len(self._token_ids) - self._length
+        is_closing = self._cuts and index < len(self._limit.closing_ids)
+        return np.array([self._limit.closing_ids[index]], np.int64) if is_closing else None

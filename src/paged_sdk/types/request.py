@@ -135,7 +135,8 @@ class RequestBuilder(MessageList):
         return self._with(prediction=_given("prediction", prediction))
 
     def with_constraint(self, constraint: Constraint) -> RequestBuilder:
-        """Constrain the output to a JSON schema, a regular expression or a grammar.
+        """Constrain the output to a JSON schema, a regular expression or a grammar. Beside tools that may be called, a
+        JSON schema constrains only the answers that call none.
 
         Finish reason "stop" means that the output is complete, "length" that it was cut off. A stop string ends it
         anywhere.
@@ -168,9 +169,9 @@ class RequestBuilder(MessageList):
         return self._with(reasoning_effort=_given("reasoning_effort", effort))
 
     def with_thinking_budget(self, tokens: int) -> RequestBuilder:
-        """End the model's reasoning after this many tokens, the opening marker included: the closing marker follows,
-        and then the answer. It has no effect on models that do not reason, nor on constrained answers, which have no
-        reasoning.
+        """End the model's reasoning after this many tokens, the opening marker included, or a few more to complete a
+        character: the closing marker follows, and then the answer. It has no effect on models that do not reason, nor
+        on answers without reasoning, which are those of a constraint alone and required calls.
 
         :raises InvalidRequestError: for anything but an int >= 1; use :meth:`with_enable_thinking` to turn reasoning
             off

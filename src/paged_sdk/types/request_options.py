@@ -108,6 +108,7 @@ class RequestOptions:
     :ivar thinking_budget: tokens after which reasoning is ended; None: no limit
     :ivar tools: the tools that the model may call
     :ivar tool_choice: whether it has to: see :meth:`RequestBuilder.with_tools`
+    :ivar must_answer: whether the constraint is that of all answers: the model is told of the tools, and calls none
     :ivar continue_final_message: whether the last message is the beginning of the answer
     :ivar special_tokens_in_content: whether special tokens in messages are interpreted; otherwise they are text
     :ivar logprobs: what :meth:`RequestBuilder.with_logprobs` asked for, which other sampling settings do not change
@@ -138,6 +139,7 @@ class RequestOptions:
     )
     tools: tuple[Tool, ...] = field(default=(), converter=as_tools)
     tool_choice: ToolChoice = field(default="auto")
+    must_answer: bool = field(default=False, validator=of_request(is_bool))
     continue_final_message: bool = field(default=False, validator=of_request(is_bool))
     special_tokens_in_content: bool = field(default=False, validator=of_request(is_bool))
     logprobs: int | None = field(
@@ -171,7 +173,8 @@ class RequestOptions:
     @property
     def may_call_or_answer(self) -> bool:
         """Return whether the model either calls tools or answers in JSON of the constraint's schema."""
-        return self.constraint is not None and self.constraint.kind == "json_schema" and bool(self.shown_tools)
+        is_json = self.constraint is not None and self.constraint.kind == "json_schema"
+        return is_json and bool(self.shown_tools) and not self.must_answer
 
     @property
     def has_exact_calls(self) -> bool:

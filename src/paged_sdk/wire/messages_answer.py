@@ -33,7 +33,7 @@ def message_of(
         if delta.content and blocks and blocks[-1]["type"] == "text":  # a call between them is hidden, or was text
             blocks[-1]["text"] += delta.content
         elif delta.content:
-            blocks.append({"type": "text", "text": delta.content})
+            blocks.append({"type": "text", "text": delta.content, "citations": []})
         blocks += [
             _tool_use(call.id, call.function.name, json.loads(call.function.arguments))
             for call in delta.tool_calls
@@ -123,7 +123,7 @@ class BlockWriter:
                 events += self._block({"type": "thinking", "thinking": "", "signature": ""})
                 events.append(self._delta("thinking_delta", thinking=delta.reasoning_content))
             if delta.content:
-                events += self._block({"type": "text", "text": ""})
+                events += self._block({"type": "text", "text": "", "citations": []})
                 events.append(self._delta("text_delta", text=delta.content))
             for call in self._calls.shown(delta):
                 if call.id is not None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
+from paged_sdk.wire.body import Bounds
+
 __all__ = [
     "AnthropicError",
     "Block",
@@ -45,6 +47,7 @@ class TextAnswer(TypedDict):
 
     type: Literal["text"]
     text: str
+    citations: Annotated[list[Any], Bounds(0, 0), "There are none. The AI SDK refuses null."]
 
 
 class ThinkingAnswer(TypedDict):

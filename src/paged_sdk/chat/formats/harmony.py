@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar, Final
 
+from attrs import evolve, frozen
+
 from paged_sdk.chat.answer_format import AnswerFormat, ToolSchemas, json_form, read_json_call
 from paged_sdk.chat.answer_pieces import AnswerPieces
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
@@ -18,7 +20,15 @@ _TO: Final = "to="
 _RECIPIENT: Final = re.compile(rf"\b{_TO}functions\.([\w.-]+)")
 
 
+@frozen
 class _Harmony(AnswerFormat):
+    """Reads messages.
+
+    :ivar ends_with_final: whether all that follows the first mark of a final message is its text, marks included
+    """
+
+    ends_with_final: bool = False
+
     shapes_all = True
     # <|end|> only ends a message of reasoning; a call or the content follows.
     turn_ends: ClassVar[tuple[str, ...]] = ("<|return|>", "<|call|>")
@@ -50,7 +60,7 @@ class _Harmony(AnswerFormat):
 
     @property
     def either(self) -> AnswerFormat:
-        return self
+        return evolve(self, ends_with_final=True)
 
     def calls_or(self, writer: GrammarWriter, tools: ToolSchemas, answer: str) -> str:
         text = writer.text_without(self.marks)
@@ -78,6 +88,9 @@ class _Harmony(AnswerFormat):
                 header = yield from reader.until(_MESSAGE)
                 if header is None:
                     pieces.content(reader.text[start:], reader.start + start)
+                    return
+                if self.ends_with_final and re.search(r"\bfinal\b", header[0]):
+                    yield from reader.pass_all(pieces.content)
                     return
                 mark = yield from _message(header[0], reader, pieces, tools)
 

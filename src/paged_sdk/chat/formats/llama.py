@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from paged_sdk.chat.answer_format import (
     AnswerFormat,
+    CallsOrContent,
     MarkedCalls,
     ToolSchemas,
     beginner,
@@ -33,9 +34,11 @@ class _Llama(MarkedCalls):
     """Reads the JSON and the Python format.
 
     :ivar is_python: whether the template asks for a Python list of calls
+    :ivar lists_json: whether a list of calls may be JSON too
     """
 
     is_python: bool = False
+    lists_json: bool = True
 
     openings: ClassVar[tuple[str, ...]] = ("{", "[", ";")
     call_marks: ClassVar[tuple[str, ...]] = ("<|python_tag|>", "<function=")
@@ -58,12 +61,16 @@ class _Llama(MarkedCalls):
             return CallForm(opening="[", call=python_form(writer, tools), separator=", ", closing="]")
         return CallForm(call=json_form(writer, tools, lambda name: f'{{"name": "{name}", "parameters": ', "}"))
 
+    @property
+    def either(self) -> AnswerFormat:
+        return CallsOrContent(evolve(self, lists_json=False))
+
     def calls_or(self, writer: GrammarWriter, tools: ToolSchemas, answer: str) -> str:
         if not self.is_python:
             # llguidance takes the longest beginning of a call for one, and does not go back where it is no call.
             raise ConstraintError(
                 "the model writes calls as JSON, which a grammar cannot tell from an answer in JSON: give tool_choice "
-                '"required" or "none"',
+                '"none", or no schema',
                 kind="json_schema",
             )
         return super().calls_or(writer, tools, answer)
@@ -85,14 +92,15 @@ class _Llama(MarkedCalls):
         found = PythonCalls(beginner(pieces, tools), tools)
         if (yield from reader.literal("[")):
             reader.at -= 1
-            listed = JsonCallsWatch(beginner(pieces, tools))
+            in_json = tools if self.lists_json else {}
+            listed = JsonCallsWatch(beginner(pieces, in_json))
 
             def watch(text: str) -> None:  # no text is the beginning of both
                 listed(text)
                 found(text)
 
             text = yield from reader.python_text(watch)
-            return None if text is None else json_calls(text, tools) or found.end()
+            return None if text is None else json_calls(text, in_json) or found.end()
         # <|python_tag|>brave_search.call(query="...") calls a built-in tool. Other Python code is not a call.
         name = yield from reader.until("(", "\n", " ")
         if name is None or name[1] != "(":
