@@ -104,7 +104,9 @@ def _tokens(choice: CompletionChoice) -> list[int]:
         pytest.param(lambda builder: builder.with_paged_attn(pool(1024)).with_max_num_batched_tokens(24), id="chunks"),
         pytest.param(lambda builder: builder.without_paged_attn(), id="contiguous"),
         pytest.param(
-            lambda builder: TextSpeculativeBuilder(builder, builder, SpeculativeConfig(gamma=3)), id="drafts of itself"
+            lambda builder: TextSpeculativeBuilder(builder, builder, SpeculativeConfig(gamma=3)),
+            id="drafts of itself",
+            marks=pytest.mark.long,  # random combinations draw them, too
         ),
     ],
 )
@@ -127,7 +129,7 @@ async def test_several_choices_share_a_prompt(checkpoint: Path, expected: list[l
     assert [_tokens(choice) for choice in response.choices] == [expected[0]] * 3
 
 
-@pytest.mark.parametrize("cache_type", [PagedCacheType.F8E4M3, PagedCacheType.Q4])
+@pytest.mark.parametrize("cache_type", [PagedCacheType.F8E4M3, pytest.param(PagedCacheType.Q4, marks=pytest.mark.long)])
 async def test_quantized_keys_say_nearly_the_same(
     cache_type: PagedCacheType, checkpoint: Path, expected: list[list[int]]
 ) -> None:
