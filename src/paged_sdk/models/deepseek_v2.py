@@ -42,7 +42,12 @@ def _read_moe(fields: ConfigFields, layers: range) -> MoeConfig:
         fields = fields.updated(ConfigFields({"n_group": None, "topk_group": None}))
     # transformers' class does not read norm_topk_prob.
     return evolve(
-        read_grouped_moe(fields, layers=layers, group_score_size=fields.positive("gguf_group_score_size", 1)),
+        read_grouped_moe(
+            fields,
+            layers=layers,
+            group_score_size=fields.positive("gguf_group_score_size", 1),
+            scoring=("softmax",),
+        ),
         renormalize=False,
         sigmoid_scores=False,
         has_choice_bias=False,

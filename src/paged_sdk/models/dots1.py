@@ -24,7 +24,9 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     shape = evolve(shape, qk_norm=True, qkv_bias=has_bias, output_bias=has_bias)
     first = max(fields.integer("first_k_dense_replace", 0), 0)
     layers = range(first, shape.num_layers)
-    return evolve(shape, moe=read_grouped_moe(fields, layers=layers)) if layers else shape
+    # The released checkpoints name DeepSeek V3's way to choose experts there.
+    scoring = ("noaux_tc", "sigmoid")
+    return evolve(shape, moe=read_grouped_moe(fields, layers=layers, scoring=scoring)) if layers else shape
 
 
 FAMILY = DecoderFamily(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from attrs import evolve
@@ -21,7 +21,7 @@ GROUPED_EXPERTS: Final = ExpertNames(
 )
 """Names of experts in most checkpoints with grouped routing."""
 
-_READ: Final = ("n_group", "topk_group", "routed_scaling_factor")
+_READ: Final = ("n_group", "topk_group", "routed_scaling_factor", "scoring_func")
 
 
 def read_grouped_moe(
@@ -31,6 +31,7 @@ def read_grouped_moe(
     count: str = "n_routed_experts",
     shared_count: str = "n_shared_experts",
     group_score_size: int = 2,
+    scoring: Collection[str] = ("sigmoid",),
     known: Iterable[str] = (),
 ) -> MoeConfig:
     """Read mixtures of experts of DeepSeek V3's kind: sigmoids as weights, a bias of the choice, groups of experts, and
@@ -39,10 +40,13 @@ def read_grouped_moe(
     :param layers: the indices of layers with a mixture
     :param count: the field with the number of experts; ``shared_count`` likewise of shared ones
     :param group_score_size: see :class:`~paged_sdk.config.decoder.MoeConfig`
+    :param scoring: what ``scoring_func`` may be, which released checkpoints state and transformers' classes do not read
     :param known: further fields of its own kind of experts that the family reads itself
     :raises CheckpointError: a value is missing or invalid
     :raises UnsupportedArchitectureError: the config has experts or routing of another family
     """
+    if fields.is_set("scoring_func") and fields.text("scoring_func") not in scoring:
+        raise fields.error("scoring_func", " or ".join(scoring))
     size = fields.positive("moe_intermediate_size")
     num_experts = fields.optional_positive("num_local_experts") or fields.positive(count)
     moe = read_moe(
