@@ -84,7 +84,7 @@ def test_squares_are_those_of_transformers(family: str, tmp_path: Path, text: Pa
         assert relative(found.means("output.weight"), expected["lm_head"]) < 1e-4
 
 
-@pytest.mark.parametrize("query_rank", [24, None])
+@pytest.mark.parametrize("query_rank", [24, pytest.param(None, marks=pytest.mark.long)])
 def test_latent_attention_and_shared_experts(query_rank: int | None, tmp_path: Path, text: Path) -> None:
     sizes = {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20}
     ranks = {"kv_lora_rank": 32, "q_lora_rank": query_rank}
