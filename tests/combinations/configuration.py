@@ -56,8 +56,21 @@ _LATENT: Final[Mapping[str, Mapping[str, Any]]] = {
         "v_head_dim": 20,
     }
 }
-_OTHERS: Final = {**_RECURRENT, **_LATENT}
-_UNFUSED: Final = (*_STATEFUL, *_LATENT)
+_GROUPED: Final[Mapping[str, Any]] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+_MIXTURES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "glm4_moe": {**_GROUPED, "n_group": 4, "topk_group": 2, "partial_rotary_factor": 0.5},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1},
+}
+_CLASSES: Final[Mapping[str, Mapping[str, Any]]] = {"solar_open": _GROUPED, "olmo": {}}
+"""Families that transformers' classes compute, with experts and without."""
+_OTHERS: Final = {**_RECURRENT, **_LATENT, **_MIXTURES, **_CLASSES}
+_UNFUSED: Final = (*_OTHERS, "qwen3_5")
 """Families whose layers run one operation at a time, so that the last bits of a row depend on the rows beside it."""
 _WIDE: Final = {"hidden_size": 256, "intermediate_size": 256}
 """Blocks of 256 weights need rows that are as long; narrower ones are quantized to another type."""
@@ -151,7 +164,7 @@ class Configuration:
 
     @classmethod
     def draw(cls, rng: random.Random) -> Configuration:
-        family = rng.choice((*tiny.FAMILIES, rng.choice(_VISION), rng.choice(tuple(_OTHERS))))
+        family = rng.choice((*tiny.FAMILIES, rng.choice(_VISION), *rng.sample(tuple(_OTHERS), 2)))
         cache = rng.choice(("auto", "auto", "f8e4m3", "q4", _CONTIGUOUS))
         if cache == "q4" and family not in tiny.FAMILIES:  # whose heads have 16 elements
             cache = "f8e4m3"

@@ -183,6 +183,26 @@ def test_topologies_select_names_of_the_checkpoint(expression: str, matches: boo
     assert formats == ["float32", "Q8_0" if matches else "float32"]
 
 
+@pytest.mark.parametrize(
+    ("expression", "linears", "experts"),
+    [
+        (r"^language_model\.model\.layers\.1\.self_attn\.q_proj", ["model.layers.1.self_attn.q_proj"], []),
+        (r"^language_model\.model\.layers\.1\.feed_forward\.experts", [], [1]),
+        (r"^model\.", [], []),
+    ],
+)
+def test_topologies_select_names_that_the_class_does_not_have(
+    expression: str, linears: list[str], experts: list[int]
+) -> None:
+    """Checkpoints that take images have other names than the class of their decoder alone."""
+    reference = tiny_model("llama4_text")
+    source = DictSource({f"language_model.{name}": values for name, values in reference.state_dict().items()})
+    model = load(door_of(reference), source, isq_by_name=[(re.compile(expression), IsqType.Q8_0)])
+    quantized = {name: each.linear.native_weights for name, each in model.parts.linears.items()}
+    assert [name for name, each in quantized.items() if each is not None and each.few[0].format == "Q8_0"] == linears
+    assert [layer for layer, each in enumerate(forms(model)) if each.native_weights.gate.format == "Q8_0"] == experts
+
+
 # As in native families: integers stay as they are, and floats of 8 bits become Q8_0.
 @pytest.mark.parametrize(("name", "form"), [("gptq", "grouped"), ("fp8", "Q8_0")])
 def test_packed_experts_stay_packed(name: str, form: str, tmp_path: Path) -> None:
@@ -200,6 +220,23 @@ def test_packed_experts_stay_packed(name: str, form: str, tmp_path: Path) -> Non
     for own, other in zip(model.seam.experts.values(), decoded.seam.experts.values(), strict=True):
         expected = other.mix(hidden, indices, weights)
         assert float((own.mix(hidden, indices, weights) - expected).norm()) < 0.02 * float(expected.norm())
+
+
+def test_what_the_class_keeps_in_float32_is_not_rounded(tmp_path: Path) -> None:
+    """Biases of near experts differ by less than bfloat16 resolves."""
+    reference = tiny_model("solar_open")
+    biases = {name: each for name, each in reference.named_buffers() if name.endswith("e_score_correction_bias")}
+    for bias in biases.values():
+        bias.copy_(1 + torch.rand_like(bias) * 1e-3)
+    reference.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    door = open_door(checkpoint.config, torch.bfloat16)
+    placement = Placement.on(CPU, door.config.num_layers)
+    model: Any = door.load(checkpoint.source, dtype=torch.bfloat16, placement=placement)
+    checkpoint.source.close()
+    own = [each for name, each in model.transformers_model.named_buffers() if name.endswith("e_score_correction_bias")]
+    assert own
+    assert all(torch.equal(each, bias) for each, bias in zip(own, biases.values(), strict=True))
 
 
 def door_of(reference: PreTrainedModel) -> TransformersDoor:

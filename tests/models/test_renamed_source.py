@@ -17,6 +17,8 @@ from transformers.core_model_loading import Chunk, WeightConverter
 
 from paged_sdk.models.transformers_door import renamed_source
 from paged_sdk.models.transformers_door.renamed_source import RenamedSource
+from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.quant.policy import DENSE
 
 CPU = torch.device("cpu")
 PARTS = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
@@ -67,3 +69,19 @@ def test_threads_share_what_one_rule_makes(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(torch.cat(parts), whole)
     assert source.num_reads == 1
     assert not kept(renamed)
+
+
+def test_parts_of_one_matrix_have_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topologies select that name, and a cache of quantized matrices tells the parts apart."""
+    rules = [WeightConverter(["qkv.weight"], list(PARTS), [Chunk(dim=0)])]
+    monkeypatch.setattr(renamed_source, "get_model_conversion_mapping", lambda model: rules)
+    renamed = RenamedSource(
+        CountedSource({"qkv.weight": torch.zeros(18, 4)}), cast(PreTrainedModel, Attention()), frozenset()
+    )
+    loader = WeightLoader(
+        renamed, DENSE, dtype=torch.float32, device=CPU, prefixes=("",), stored_name=renamed.stored_name
+    )
+    read = [loader.matrix(name, 6, 4) for name in PARTS]
+    assert [each.name for each in read] == ["qkv.weight"] * 3
+    halves = [half for each in read for half in each.split([2, 4])]
+    assert len({(each.name, each.index, each.cut) for each in halves}) == 6

@@ -1,4 +1,4 @@
-"""Read DeepSeek V3 and R1, and Kimi K2: latent attention, and mixtures of experts in all but the first layers."""
+"""Read DeepSeek V3 and R1, and GGUF files of Kimi K2: latent attention, and experts in all but the first layers."""
 
 from __future__ import annotations
 

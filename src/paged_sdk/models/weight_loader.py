@@ -40,6 +40,8 @@ class WeightLoader:
 
     :param policy: chooses the form of each matrix
     :param prefixes: prefixes of the model's tensor names, for progress and the log
+    :param stored_name: returns the checkpoint's name of a matrix, if ``source`` shows it under another one; topologies
+        select that name
     :param on_progress: called with the number of tensors loaded and the number of all tensors
     :ivar shard: the part of the model to load
     :ivar group: the ranks that the model is divided among; None: the model is not divided
@@ -54,12 +56,14 @@ class WeightLoader:
         dtype: torch.dtype,
         device: torch.device,
         prefixes: tuple[str, ...],
+        stored_name: Callable[[str], str] = lambda name: name,
         on_progress: Callable[[int, int], None] | None = None,
         shard: Shard = WHOLE,
         group: Group | None = None,
     ) -> None:
         self._source = source
         self._policy = policy
+        self._stored_name = stored_name
         self._dtype = dtype
         self._device = device
         self._unused = {name for name in source.names() if name.startswith(prefixes)}
@@ -187,8 +191,7 @@ class WeightLoader:
             device=self._device,
             whole=stored[0].matrix if is_one and not is_cut else None,
         )
-        for each in stored:
-            self.loaded(each.name)
+        self.loaded(*(f"{name}.weight" for name in names))
         if is_head:  # not wrapped for adapters: the model adds their updates to the logits of all ranks
             self._add_adaptable(self._head_shape(names[0], sum(out_features), in_features))
             return linear
@@ -393,7 +396,9 @@ class WeightLoader:
         :raises CheckpointError: the tensor is missing or has another shape
         """
         self._check_shape(name, shape)
-        return NamedMatrix(name, self._source.matrix(name))
+        stored = self._stored_name(name)
+        # Several matrices may be parts of one that is stored.
+        return NamedMatrix(stored, self._source.matrix(name), cut="" if stored == name else name)
 
     def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
         found = self._source.shape(name)

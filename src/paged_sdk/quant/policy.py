@@ -8,7 +8,7 @@ from itertools import accumulate
 from re import Pattern
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
@@ -74,7 +74,7 @@ class NamedMatrix:
         """Split the matrix into parts of the given numbers of rows. All parts keep the name."""
         ends = list(accumulate(heights))
         parts = [self.matrix.rows(slice(end - height, end)) for end, height in zip(ends, heights, strict=True)]
-        return [NamedMatrix(self.name, part, (*self.index, number)) for number, part in enumerate(parts)]
+        return [evolve(self, matrix=part, index=(*self.index, number)) for number, part in enumerate(parts)]
 
 
 @frozen(kw_only=True)

@@ -70,7 +70,7 @@ class _Llama(MarkedCalls):
             # llguidance takes the longest beginning of a call for one, and does not go back where it is no call.
             raise ConstraintError(
                 "the model writes calls as JSON, which a grammar cannot tell from an answer in JSON: give tool_choice "
-                '"required" or "none"',
+                '"none", or no schema',
                 kind="json_schema",
             )
         return super().calls_or(writer, tools, answer)

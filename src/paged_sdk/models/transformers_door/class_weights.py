@@ -240,17 +240,20 @@ class ClassWeights:
         return there and not have_same_values(self._source, name, table)
 
     def _parameter(self, module: nn.Module, name: str, own: str, parameter: nn.Parameter) -> None:
-        stored = self._name_of(name)
         dtype = torch.float32 if self._stays_float32(name) else parameter.dtype
-        values = self._loader.tensor(stored, *parameter.shape).to(dtype)
+        values = self._values(self._name_of(name), parameter, dtype)
         setattr(module, own, nn.Parameter(values, requires_grad=False))
 
     def _buffer(self, module: nn.Module, name: str, own: str, buffer: Tensor) -> None:
         if name in self._source and own not in module._non_persistent_buffers_set:
-            buffer = self._loader.tensor(name, *buffer.shape).to(buffer.dtype)
+            buffer = self._values(name, buffer, buffer.dtype)
         if buffer.is_meta:
             raise CheckpointError(f"there is no tensor {shown(name)}")
         setattr(module, own, buffer.to(self._device))
+
+    def _values(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Load a tensor in a dtype, which may have more bits than the model's."""
+        return self._loader.tensor(name, *like.shape, in_float32=dtype != self._dtype).to(dtype)
 
     def _name_of(self, name: str) -> str:
         """Return the checkpoint's name of a parameter: its own name, or that of a parameter tied to it."""

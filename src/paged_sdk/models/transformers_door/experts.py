@@ -133,7 +133,8 @@ def _matrices(
     name, rows, count = f"{layout.name}.{attribute}", sum(heights), layout.num_experts
     if layout.is_transposed:
         values = loader.values(name, count, cols, rows).mT
-        wholes = [NamedMatrix(name, _read_by_rows(each), (expert,)) for expert, each in enumerate(values)]
+        stored_name = source.stored_name(name)
+        wholes = [NamedMatrix(stored_name, _read_by_rows(each), (number,), name) for number, each in enumerate(values)]
     else:
         wholes = loader.matrix(name, count, rows, cols).split([rows] * count)
     matrices = [each.split(heights) if len(heights) > 1 else [each] for each in wholes]
@@ -141,7 +142,7 @@ def _matrices(
     if stored is None or any(len(names) != len(heights) for names in stored):
         return matrices
     return [
-        [evolve(each, name=own, index=()) for each, own in zip(of_expert, names, strict=True)]
+        [evolve(each, name=own, index=(), cut="") for each, own in zip(of_expert, names, strict=True)]
         for of_expert, names in zip(matrices, stored, strict=True)
     ]
 

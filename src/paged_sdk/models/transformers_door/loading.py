@@ -166,5 +166,13 @@ def _weights(
 ) -> tuple[ClassWeights, WeightLoader]:
     transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
     renamed = RenamedSource(source, model, transposed)
-    loader = WeightLoader(renamed, policy, dtype=dtype, device=device, prefixes=("",), on_progress=on_progress)
+    loader = WeightLoader(
+        renamed,
+        policy,
+        dtype=dtype,
+        device=device,
+        prefixes=("",),
+        stored_name=renamed.stored_name,
+        on_progress=on_progress,
+    )
     return ClassWeights(model, loader, renamed, step, findings, dtype=dtype, device=device), loader

@@ -97,6 +97,13 @@ class RenamedSource:
             return DenseMatrix(values.T.contiguous() if name in self._transposed else values)
         return self._source.matrix(self._stored(name))
 
+    def stored_name(self, name: str) -> str:
+        """Return the checkpoint's name of the tensor that one is read from; of what is made of several, the model's."""
+        recipe = self._made.get(name)
+        if recipe is None:
+            return self._names.get(name, name)
+        return recipe.ingredients[0][1] if len(recipe.ingredients) == 1 else name
+
     def stored_names(self, name: str) -> Sequence[Sequence[str]] | None:
         """Return the checkpoint's names of the matrices that a tensor's rows lie in, for each matrix of a tensor with
         three dimensions; None: they do not lie in matrices of their own.
