@@ -13,7 +13,7 @@ from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
 from paged_sdk.kernels.quantized.quantize import quantize_blocks_reference
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
-from paged_sdk.weights.gguf.export import GgufMatrix
+from paged_sdk.weights.gguf.export_matrix import GgufMatrix
 
 Q4_0 = tensor_type_of("Q4_0")
 

@@ -33,6 +33,7 @@ __all__ = ["RANKING_TOKENS", "AdapterContent", "Checkpoints", "Configuration", "
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _TYPES: Final = ("Q4_0", "Q5_1", "Q8_0", "Q4K", "Q6K", "HQQ4", "AFQ4", "FP8", "NF4", "INT8")
 _VISION: Final = ("llava", "qwen2_vl", "gemma3", "qwen3_5")
+_MAMBA: Final = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
 _RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16},
     "qwen3_5_text": {
@@ -42,6 +43,22 @@ _RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {
         "linear_num_value_heads": 4,
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
+    },
+    "granitemoehybrid": {
+        **_MAMBA,
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 64,
+    },
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 128, "num_hidden_layers": 2},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 16,
     },
 }
 _STATEFUL: Final = (*_RECURRENT, "qwen3_5")
@@ -166,7 +183,7 @@ class Configuration:
     def draw(cls, rng: random.Random) -> Configuration:
         family = rng.choice((*tiny.FAMILIES, rng.choice(_VISION), *rng.sample(tuple(_OTHERS), 2)))
         cache = rng.choice(("auto", "auto", "f8e4m3", "q4", _CONTIGUOUS))
-        if cache == "q4" and family not in tiny.FAMILIES:  # whose heads have 16 elements
+        if cache == "q4" and family not in (*tiny.FAMILIES, *_RECURRENT):  # whose heads have 16 elements
             cache = "f8e4m3"
         # Without one arithmetic for every row count, coarser numbers would turn other last bits into other tokens.
         is_coarse = cache != _CONTIGUOUS and family not in _UNFUSED
@@ -327,12 +344,14 @@ class Checkpoints:
 
     def base(self, configuration: Configuration) -> Path:
         """Return the checkpoint of a configuration's model."""
-        directory = self._directory / f"{configuration.family}{'-wide' * configuration.is_wide}"
+        kind = "-wide" * configuration.is_wide + "-q4" * (configuration.cache == "q4")
+        directory = self._directory / f"{configuration.family}{kind}"
         if not directory.exists():
             if configuration.takes_images:
                 tiny_vision.make_vision_checkpoint(configuration.family, directory)
             elif configuration.family in _OTHERS:
-                tiny.make_other_checkpoint(configuration.family, directory, **_OTHERS[configuration.family])
+                own = {**_OTHERS[configuration.family], **configuration.overrides}
+                tiny.make_other_checkpoint(configuration.family, directory, **own)
             else:
                 tiny.make_checkpoint(configuration.family, directory, **configuration.overrides)
         return directory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import warnings
 from pathlib import Path
@@ -145,6 +146,22 @@ _LATENT_CHOICES: Final[dict[str, list[Any]]] = {
     "v_head_dim": [16, 12],
     "rope_interleave": [True, False],
 }
+_LINEAR: Final = "linear_attention"
+_MAMBA: Final[dict[str, Any]] = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 8}
+_MAMBA_CHOICES: Final[dict[str, list[Any]]] = {
+    "mamba_n_heads": [2, 8, 3],
+    "mamba_d_head": ["auto", 16, 8, None],
+    "mamba_n_groups": [1, 4, 3, ABSENT],
+    "mamba_d_state": [16, 5],
+    "mamba_d_conv": [2, 3, ABSENT],
+    "mamba_expand": [1, 3, ABSENT],
+    "mamba_conv_bias": [False, True],
+    "mamba_proj_bias": [True, False],
+    "time_step_limit": [[0.0, math.inf], [0.0, 0.5], [0.3, math.inf], None],
+}
+_HYBRID_TYPES: Final = {
+    "layer_types": [[_LINEAR, _FULL, _FULL], ["mamba", "attention", "mamba"], [_FULL] * 3, [_LINEAR] * 3, None]
+}
 FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "llama": ({}, {}),
     "mistral": ({"sliding_window": 8}, {}),
@@ -279,6 +296,80 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "glm4_moe_lite": (
         _LATENT | _GROUPED,
         _MOE | _GROUPS | _LATENT_CHOICES | {"mlp_layer_types": [["sparse", "dense", "sparse"], ["dense"] * 3, None]},
+    ),
+    "granitemoehybrid": (
+        _GRANITE
+        | _MAMBA
+        | {
+            "layer_types": [_LINEAR, _FULL, _LINEAR],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 24,
+        },
+        _GRANITES
+        | _MAMBA_CHOICES
+        | _HYBRID_TYPES
+        | {
+            "num_local_experts": [0, 0, 0, ABSENT],
+            "num_experts_per_tok": [0, 1, 3, ABSENT],
+            "shared_intermediate_size": [0, 40],
+            "position_embedding_type": ["rope", "rope", "nope", None],
+        },
+    ),
+    "bamba": (
+        _MAMBA | {"attn_layer_indices": [1]},
+        _MAMBA_CHOICES | {"attn_layer_indices": [[0, 2], [0, 1, 2], [5], []]},
+    ),
+    "falcon_h1": (
+        _MAMBA | {"mamba_d_ssm": 64},
+        _MAMBA_CHOICES
+        | {
+            "mamba_d_ssm": [32, None, ABSENT],
+            "mamba_rms_norm": [True, True, False],
+            "mamba_norm_before_gate": [False, True],
+            "projectors_bias": [True, False],
+            "attention_in_multiplier": [1.5],
+            "attention_out_multiplier": [0.6, 1.0],
+            "key_multiplier": [0.4],
+            "mlp_multipliers": [[0.8, 1.3], None, [1.0]],
+            "ssm_multipliers": [[0.9, 1.2, 0.8, 1.1, 0.7], [1.0] * 5, [1.0] * 4, None],
+            "ssm_in_multiplier": [1.3],
+            "ssm_out_multiplier": [0.7],
+            "embedding_multiplier": [3.0],
+            "lm_head_multiplier": [0.3],
+        },
+    ),
+    "nemotron_h": (
+        {
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 8,
+            "layers_block_type": [_LINEAR, _FULL, "mlp", _LINEAR],
+            "time_step_min": 1e-30,  # transformers' least step, of prompts alone
+        },
+        {
+            "layers_block_type": [
+                ["mamba", "attention", "mlp"],
+                [_FULL, "mlp"],
+                [_LINEAR, "moe", _FULL],
+                ["mlp"],
+                ABSENT,
+            ],
+            "hybrid_override_pattern": ["M*-M", "*-", "ME*", "M|*"],
+            "mlp_hidden_act": _ACTIVATIONS,
+            "mamba_hidden_act": ["gelu", "silu"],
+            "mamba_num_heads": [2, 6, 3],
+            "mamba_head_dim": [8, 12],
+            "n_groups": [1, 4, ABSENT],
+            "ssm_state_size": [5, ABSENT],
+            "conv_kernel": [2, 3, ABSENT],
+            "use_conv_bias": [False],
+            "use_bias": [True],
+            "layer_norm_epsilon": [0.1, ABSENT],
+            "time_step_limit": _MAMBA_CHOICES["time_step_limit"],
+            **{key: _MAMBA_CHOICES[key] for key in ("mamba_n_groups", "mamba_d_conv", "mamba_conv_bias")},
+        },
     ),
 }
 """By ``model_type``: what every config of the family has, and what it may have beside :data:`_COMMON`."""

@@ -315,6 +315,19 @@ def test_quantized_weights_and_keys(family: str) -> None:
     assert 0 < _error(own, expected) < 0.15
 
 
+@pytest.mark.parametrize("family", ["granitemoehybrid", "falcon_h1", "nemotron_h"])
+def test_keys_of_4_bits(family: str) -> None:
+    """Their scales are of 32 elements, which heads here have."""
+    wide = {"hidden_size": 128, "head_dim": 32, "mamba_d_head": "auto"}
+    reference = reference_model(family, CONFIGS[family] | wide)
+    model = ours(reference)
+    (expected,) = step(model, backend_of(model), [(PROMPT, 0, 0)])
+    backend = backend_of(model, PagedCacheType.Q4)
+    (first,) = step(model, backend, [(PROMPT[:70], 0, 0)])
+    (second,) = step(model, backend, [(PROMPT[70:], 70, 0)])
+    assert 0 < _error(torch.cat([first, second]), expected) < 0.15
+
+
 def _error(own: Tensor, expected: Tensor) -> float:
     """Return the median over rows of the relative squared error."""
     return float(((own - expected).square().mean(-1) / expected.square().mean(-1)).median())
@@ -353,7 +366,12 @@ def test_kv_is_kept_of_layers_with_attention_alone() -> None:
         ("bamba", {"hidden_act": "relu"}, CheckpointError, "expected silu"),
         ("falcon_h1", {"hidden_act": "relu"}, CheckpointError, "expected silu"),
         ("falcon_h1", {"ssm_multipliers": [1.0, 2.0]}, CheckpointError, "expected 5 numbers"),
-        ("nemotron_h", {"layers_block_type": ["moe", "attention"]}, UnsupportedArchitectureError, "without gates"),
+        (
+            "nemotron_h",
+            {"layers_block_type": ["moe", "attention"]},
+            UnsupportedArchitectureError,
+            "layers_block_type = .*no gates",
+        ),
         ("nemotron_h", {"layers_block_type": ["mlp", "mamba"]}, CheckpointError, "full_attention once"),
         ("nemotron_h", {"hybrid_override_pattern": "MX*"}, CheckpointError, "letters among"),
         ("nemotron_h", {"n_groups": 3}, CheckpointError, "a divisor of mamba_num_heads = 8"),

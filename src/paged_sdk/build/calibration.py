@@ -39,7 +39,8 @@ from paged_sdk.system.files import read_text
 from paged_sdk.types.step import StepRow
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.gguf.config_export import gguf_architecture
-from paged_sdk.weights.gguf.export import architecture_of, column_order
+from paged_sdk.weights.gguf.export_places import architecture_of
+from paged_sdk.weights.gguf.export_recurrent import column_order
 from paged_sdk.weights.importance import ImportanceMatrix
 
 __all__ = ["CHUNK_TOKENS", "calibrate"]

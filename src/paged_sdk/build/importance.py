@@ -20,7 +20,8 @@ from paged_sdk.models.family import find_family
 from paged_sdk.weights.checkpoint import Checkpoint
 from paged_sdk.weights.gguf.architecture import EACH
 from paged_sdk.weights.gguf.config_export import gguf_architecture
-from paged_sdk.weights.gguf.export import CheckpointNames, GgufPlace, column_order, gguf_places
+from paged_sdk.weights.gguf.export_places import CheckpointNames, GgufPlace, gguf_places
+from paged_sdk.weights.gguf.export_recurrent import column_order
 from paged_sdk.weights.gguf.mixtures import is_quantizable
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.importance import ImportanceMatrix, read_importance

@@ -21,9 +21,9 @@ NAMES = TensorNames(
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
-    fields = fields.with_defaults(
-        num_key_value_heads=8, max_position_embeddings=262_144, rms_norm_eps=1e-5, partial_rotary_factor=0.5
-    )
+    fields = fields.with_defaults(num_key_value_heads=8, max_position_embeddings=262_144, rms_norm_eps=1e-5)
+    # transformers takes half of each head, whatever the config says, unless rope_parameters say otherwise.
+    fields = fields.updated(ConfigFields({"partial_rotary_factor": 0.5}))
     if read_activation(fields, "hidden_act", Activation.SILU) is not Activation.SILU:
         raise fields.error("hidden_act", Activation.SILU.value)
     num_layers, attending = fields.positive("num_hidden_layers"), fields.integers("attn_layer_indices")

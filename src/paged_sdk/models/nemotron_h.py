@@ -22,6 +22,14 @@ _DEFAULT: Final = (LINEAR, _EXPERTS, FULL, _MLP)
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
+    # transformers accepts either name, and prefers these.
+    fields = fields.renamed(
+        layers_block_type="layer_types",
+        n_groups="mamba_n_groups",
+        conv_kernel="mamba_d_conv",
+        use_conv_bias="mamba_conv_bias",
+        time_step_limit="mamba_dt_limit",
+    )
     fields = fields.with_defaults(num_key_value_heads=8, max_position_embeddings=4096, layer_norm_epsilon=1e-5)
     fields = fields.with_defaults(head_dim=fields.positive("attention_head_dim", 128))
     kinds = _read_kinds(fields)
@@ -46,14 +54,15 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 
 
 def _read_kinds(fields: ConfigFields) -> tuple[str, ...]:
-    pattern = fields.text("hybrid_override_pattern", "")
+    key, pattern = "layers_block_type", fields.text("hybrid_override_pattern", "")
     if not set(pattern) <= set(_LETTERS):
         raise fields.error("hybrid_override_pattern", f"letters among {' '.join(_LETTERS)}")
     default = tuple(_LETTERS[letter] for letter in pattern) or _DEFAULT
-    kinds = read_kinds(fields, "layers_block_type", None, default, (FULL, LINEAR, _MLP, _EXPERTS))
+    kinds = read_kinds(fields, key, None, default, (FULL, LINEAR, _MLP, _EXPERTS))
     if _EXPERTS in kinds:
+        shown = fields.shown("hybrid_override_pattern" if pattern and not fields.is_set(key) else key)
         raise UnsupportedArchitectureError(
-            "config.json: experts without gates, which layers of this nemotron_h model have, are not supported",
+            f"{shown}: layers with experts, which have no gates in nemotron_h, are not supported",
             architecture="nemotron_h",
         )
     return kinds

@@ -25,7 +25,7 @@ from paged_sdk.kernels.quantized.quantize import quantize_blocks_reference
 from paged_sdk.kernels.quantized.quantize_tables import TABLE_TYPES, quantize_table_blocks
 from paged_sdk.kernels.torch_threads import use_threads
 from paged_sdk.system.processors import usable_processors
-from paged_sdk.weights.gguf.export import GgufMatrix
+from paged_sdk.weights.gguf.export_matrix import GgufMatrix
 from paged_sdk.weights.gguf.mixtures import PLAIN_TYPES
 
 __all__ = ["TensorEncoder", "tensor_encoder"]

@@ -34,7 +34,8 @@ from paged_sdk.models.family import has_head, read_config
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint, refuse_other_files
 from paged_sdk.weights.gguf.config import must_be_model
 from paged_sdk.weights.gguf.config_export import config_metadata, global_rope
-from paged_sdk.weights.gguf.export import GgufMatrix, gguf_tensors
+from paged_sdk.weights.gguf.export import gguf_tensors
+from paged_sdk.weights.gguf.export_matrix import GgufMatrix
 from paged_sdk.weights.gguf.file import GgufFile, open_gguf, tensors_of_parts
 from paged_sdk.weights.gguf.mamba import with_factors_in_weights
 from paged_sdk.weights.gguf.mixtures import PLAIN_TYPES, ModelShape, file_type, tensor_types

@@ -26,7 +26,7 @@ from paged_sdk.vision.family import find_vision_family
 from paged_sdk.vision.processor import load_image_processor, make_image_processor
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.gguf.config_export import gguf_architecture
-from paged_sdk.weights.gguf.export import GgufMatrix
+from paged_sdk.weights.gguf.export_matrix import GgufMatrix
 from paged_sdk.weights.gguf.mixtures import file_type
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.gguf.writer import GgufValue, PlannedTensor, write_gguf_file

@@ -1,0 +1,116 @@
+"""Find the places of a checkpoint's tensors in a GGUF file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from attrs import frozen
+
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.weights.gguf.architecture import EACH, GgufArchitecture
+from paged_sdk.weights.gguf.config_export import gguf_architecture
+from paged_sdk.weights.gguf.names import ARCHITECTURES
+
+__all__ = ["CheckpointNames", "GgufPlace", "architecture_of", "gguf_places"]
+
+_EXPERT: Final = re.compile(r"\.(experts|norms)\.(\d+)\.")
+_MERGED: Final = re.compile(
+    r"model\.layers\.(\d+)\.(?:(?:.+\.)?experts\.(gate_up_proj|down_proj)|block_sparse_moe\.(?:(input)|output)_linear\.weight)"
+)
+_LAYER_TENSOR: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
+_UNUSED: Final = ".rotary_emb.inv_freq"  # buffers that older checkpoints hold
+
+
+@frozen(kw_only=True)
+class CheckpointNames:
+    """Holds a family's names for the tensors of a checkpoint.
+
+    :ivar body: the prefix of the decoder's tensors
+    :ivar head: the name of the output projection
+    :ivar experts: the names of the tensors of a mixture of experts within a layer, by GGUF stem, with :data:`EACH` for
+        the number of an expert
+    """
+
+    body: str
+    head: str
+    experts: Mapping[str, str] = MappingProxyType({})
+
+
+@frozen
+class GgufPlace:
+    """Locates a checkpoint's tensor in a GGUF file.
+
+    :ivar names: the name of the GGUF tensor; two names if the checkpoint merges the experts' gate and up projections,
+        those of gated delta networks, or those of latent vectors to keys and values, which GGUF keeps apart
+    :ivar expert: the number of the expert that the matrix belongs to, or of the head that the norm belongs to; None if
+        the tensor is neither
+    """
+
+    names: tuple[str, ...]
+    expert: int | None = None
+
+    @property
+    def is_stack(self) -> bool:
+        """Return whether the GGUF tensor stacks the matrices of all experts."""
+        return self.names[0].endswith("_exps.weight")
+
+
+def architecture_of(config: DecoderConfig) -> GgufArchitecture:
+    """Return the architecture of a model's files.
+
+    :raises UnsupportedArchitectureError: the model cannot be written as GGUF
+    """
+    found = ARCHITECTURES[gguf_architecture(config)]
+    return found if config.moe is None or found.mixture is None else found.mixture
+
+
+def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointNames) -> dict[str, GgufPlace | None]:
+    """Return the place in a GGUF file of each tensor that the model uses; None if GGUF has no name for the tensor.
+
+    :param stored: the names of all tensors of the checkpoint
+    """
+    architecture = architecture_of(config)
+    plain_names = {name: _plain_name(name, names, architecture) for name in stored}
+    table = f"{architecture.top_names['token_embd']}.weight"
+    has_table = table in plain_names.values()
+    places: dict[str, GgufPlace | None] = {}
+    for name, plain in plain_names.items():
+        if plain == "lm_head.weight" and config.tie_embeddings and not has_table:
+            plain = table  # tied weights, stored under this name alone
+        if plain is None or plain.endswith(_UNUSED) or (plain == "lm_head.weight" and config.tie_embeddings):
+            continue
+        merged = _MERGED.fullmatch(plain)
+        if merged is not None:
+            has_two = merged[2] == "gate_up_proj" or merged[3] is not None
+            stems = ("ffn_gate_exps", "ffn_up_exps") if has_two else ("ffn_down_exps",)
+            known = config.moe is not None
+            places[name] = GgufPlace(tuple(f"blk.{merged[1]}.{stem}.weight" for stem in stems)) if known else None
+            continue
+        if parts := architecture.joined_names(plain):
+            places[name] = GgufPlace(parts)
+            continue
+        expert = _EXPERT.search(plain)
+        of_each = _EXPERT.sub(rf".\1.{EACH}.", plain)
+        own = _of_mixture(of_each, names) or architecture.gguf_name(of_each)
+        places[name] = GgufPlace((own,), None if expert is None else int(expert[2])) if own else None
+    return places
+
+
+def _plain_name(name: str, names: CheckpointNames, architecture: GgufArchitecture) -> str | None:
+    """Return the tensor's name with the prefixes of a text-only checkpoint; None if it is not part of the decoder."""
+    parent, _, kind = name.rpartition(".")
+    if parent == names.head:
+        return f"lm_head.{kind}"
+    if name.startswith(names.body):
+        return f"{architecture.body}{name.removeprefix(names.body)}"
+    return None
+
+
+def _of_mixture(plain: str, names: CheckpointNames) -> str | None:
+    """Return GGUF's name for a tensor of a layer's mixture of experts; None if it is not one."""
+    match = _LAYER_TENSOR.fullmatch(plain)
+    stem = None if match is None else next((stem for stem, own in names.experts.items() if own == match[2]), None)
+    return None if match is None or stem is None else f"blk.{match[1]}.{stem}.weight"
