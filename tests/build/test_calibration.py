@@ -86,11 +86,22 @@ def test_squares_are_those_of_transformers(family: str, tmp_path: Path, text: Pa
 
 @pytest.mark.parametrize("query_rank", [24, pytest.param(None, marks=pytest.mark.long)])
 def test_latent_attention_and_shared_experts(query_rank: int | None, tmp_path: Path, text: Path) -> None:
-    sizes = {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20}
-    ranks = {"kv_lora_rank": 32, "q_lora_rank": query_rank}
-    experts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
-    layers = {"num_hidden_layers": 2 if query_rank else 27, "first_k_dense_replace": 1, "moe_intermediate_size": 32}
-    path = tiny.make_other_checkpoint("deepseek_v3", tmp_path / "model", **sizes, **ranks, **experts, **layers)
+    config: dict[str, Any] = {
+        "num_key_value_heads": 4,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 24,
+        "v_head_dim": 20,
+        "kv_lora_rank": 32,
+        "q_lora_rank": query_rank,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "num_hidden_layers": 2 if query_rank else 27,  # GGUF has no other models without that vector
+    }
+    path = tiny.make_other_checkpoint("deepseek_v3", tmp_path / "model", **config)
     found = calibrate(path, text, dtype=torch.float32)
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     token_ids = tiny.tokenizer().encode(TEXT, add_special_tokens=False).ids
