@@ -17,6 +17,7 @@ from native_weights import (
     workspace,
 )
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.packed import DENSE_TYPES, pack_dense
 
@@ -41,7 +42,7 @@ class Case:
         isa: str | None = None,
         num_threads: int = 1,
         inner: int = INNER,
-        activation: str = "silu",
+        activation: GatedActivation = "silu",
     ) -> None:
         self.activation = activation
         self.generator = torch.Generator().manual_seed(sum(tensor_types))
