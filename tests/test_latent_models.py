@@ -5,16 +5,21 @@ those of transformers; and what they do not go together with is refused.
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from adapter_files import merge, write_adapter
 from arrivals import wait_for_requests
+from native_weights import needs_library
 from paged_sdk import (
     AdapterError,
     CompletionResponse,
@@ -32,6 +37,7 @@ from paged_sdk import (
     write_gguf,
 )
 from paged_sdk.build.memory_plan import plan_memory
+from quantized_writers import WRITERS, pack_checkpoint
 from tiny import make_other_checkpoint
 
 pytestmark = pytest.mark.anyio
@@ -185,6 +191,40 @@ async def test_bytes_of_a_token(checkpoint: Path) -> None:
     assert plans[PagedCacheType.F8E4M3].bytes_per_token == num_layers * (size + 4)
 
 
+def expected_bytes(path: Path, num_layers: int) -> int:
+    """Return the bytes of weights in 8-bit blocks, but for vectors, rows that are no whole blocks, routers and
+    projections of latent vectors.
+    """
+    found = 0.0
+    for name, tensor in load_file(path / "model.safetensors").items():
+        is_dense = tensor.ndim < 2 or tensor.shape[-1] % 32 or name.endswith((".kv_b_proj.weight", ".mlp.gate.weight"))
+        if f".layers.{num_layers}." not in name:
+            found += tensor.numel() * (4 if is_dense else 34 / 32)
+    return int(found)
+
+
+@needs_library
+async def test_planned_weights_are_those_that_are_loaded(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The projections of latent vectors stay dense, as the log says, and layers that predict tokens are not loaded."""
+    caplog.set_level(logging.INFO, "paged_sdk")
+    tensors = load_file(checkpoint / "model.safetensors")
+    further = {
+        name.replace(".1.", ".2.", 1): tensor.clone() for name, tensor in tensors.items() if ".layers.1." in name
+    }
+    shutil.copytree(checkpoint, tmp_path / "model")
+    save_file({**tensors, **further}, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    plain = builder_of(tmp_path / "model")
+    quantized = plain.with_isq(IsqType.Q8_0)
+    assert plan_memory(plain).weight_bytes == sum(4 * tensor.numel() for tensor in tensors.values())
+    assert plan_memory(quantized).weight_bytes == expected_bytes(tmp_path / "model", 2)
+    for builder, count in ((plain, 0), (quantized, 1)):
+        async with builder.build() as model:
+            assert await prompt_logprobs(model) is not None
+        assert caplog.text.count("Projections of latent vectors are kept in torch.float32") == count
+
+
 async def test_what_is_refused(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="its keys are the values, too"):
         await builder_of(checkpoint).with_paged_attn(pool(800, PagedCacheType.Q4)).build()
@@ -219,6 +259,25 @@ async def test_quantized_weights(checkpoint: Path) -> None:
         quantized = await prompt_logprobs(model)
         assert torch.equal(quantized, await prompt_logprobs(other))
     assert 0 < (plain - quantized).abs().mean() < 0.2 * plain.std()
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq", "fp8", "mlx"])
+async def test_packed_projections_of_latent_vectors(checkpoint: Path, form: str, tmp_path: Path) -> None:
+    write, settings = WRITERS[form]
+    wide = tmp_path / "wide"
+    sizes = {"kv_lora_rank": 64, "q_lora_rank": 96, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 32}
+    config = json.loads((checkpoint / "config.json").read_text())
+    family = config["model_type"]
+    make_other_checkpoint(family, wide, **(CONFIGS[family] | sizes | {"moe_intermediate_size": 64}))
+    values = pack_checkpoint(wide, tmp_path / "packed", write, settings)
+    packed = load_file(tmp_path / "packed" / "model.safetensors")
+    assert any(".kv_b_proj." in name and not name.endswith(".weight") for name in packed)
+    save_file(values, wide / "model.safetensors", {"format": "pt"})
+    scores = []
+    for path in (wide, tmp_path / "packed"):
+        async with builder_of(path).build() as model:
+            scores.append(await prompt_logprobs(model))
+    torch.testing.assert_close(scores[1], scores[0], rtol=0, atol=2e-3)
 
 
 async def test_a_gguf_file_says_what_its_directory_says(checkpoint: Path, tmp_path: Path) -> None:

@@ -84,6 +84,39 @@ def test_squares_are_those_of_transformers(family: str, tmp_path: Path, text: Pa
         assert relative(found.means("output.weight"), expected["lm_head"]) < 1e-4
 
 
+@pytest.mark.parametrize("query_rank", [24, pytest.param(None, marks=pytest.mark.long)])
+def test_latent_attention_and_shared_experts(query_rank: int | None, tmp_path: Path, text: Path) -> None:
+    config: dict[str, Any] = {
+        "num_key_value_heads": 4,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 24,
+        "v_head_dim": 20,
+        "kv_lora_rank": 32,
+        "q_lora_rank": query_rank,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "num_hidden_layers": 2 if query_rank else 27,  # GGUF has no other models without that vector
+    }
+    path = tiny.make_other_checkpoint("deepseek_v3", tmp_path / "model", **config)
+    found = calibrate(path, text, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    token_ids = tiny.tokenizer().encode(TEXT, add_special_tokens=False).ids
+    with torch.inference_mode(), squares_of(model) as expected:
+        model(torch.tensor([token_ids]))
+    queries = {"attn_q_a": "self_attn.q_a_proj", "attn_q_b": "self_attn.q_b_proj"}
+    attention = {"attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_output": "self_attn.o_proj"}
+    attention |= queries if query_rank else {"attn_q": "self_attn.q_proj"}
+    shared = {"ffn_up_shexp": "mlp.shared_experts.up_proj", "ffn_down_shexp": "mlp.shared_experts.down_proj"}
+    for layer, own in enumerate(({"ffn_down": "mlp.down_proj"}, shared)):
+        for stem, name in (attention | own).items():
+            entry = found.means(f"blk.{layer}.{stem}.weight")
+            assert relative(entry, expected[f"model.layers.{layer}.{name}"]) < 1e-4, (layer, stem)
+
+
 def test_experts_have_their_own(tmp_path: Path, text: Path) -> None:
     overrides = tiny.GGUF_OVERRIDES.get("qwen3_moe", {})
     path = tiny.make_checkpoint("qwen3_moe", tmp_path / "model", **overrides)

@@ -127,6 +127,5 @@ def _said(rules: Iterable[tuple[Pattern[str], torch.device, LayerSelector]], *na
 
 def _layers_of(names: Collection[str], tensor_names: TensorNames) -> dict[str, int]:
     """Return the layer number of each tensor that belongs to a layer."""
-    number = re.compile(rf"{re.escape(tensor_names.body)}{re.escape(tensor_names.layers)}\.(\d+)\.")
-    found = ((name, number.match(name)) for name in names)
-    return {name: int(match[1]) for name, match in found if match is not None}
+    found = ((name, tensor_names.layer_of(name)) for name in names)
+    return {name: layer for name, layer in found if layer is not None}

@@ -29,7 +29,7 @@ from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, tensor_type_o
 from paged_sdk.models.any_model import plan_model
 from paged_sdk.parallel.shard import SETTING, shape_of_ranks, shard_of
 from paged_sdk.quant.isq import blocks_for
-from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy
+from paged_sdk.quant.policy import DENSE, NamedMatrix, Role, WeightPolicy
 from paged_sdk.types.memory_plan import MemoryPlan
 from paged_sdk.weights.checkpoint import open_checkpoint
 from paged_sdk.weights.mmproj.source import Mmproj
@@ -132,15 +132,23 @@ def _with_smallest_pool(
 def _bytes_by_device(
     source: WeightSource, policy: WeightPolicy, placed: PlacedNames, dtype: torch.dtype
 ) -> dict[torch.device, int]:
-    """Return the size of the weights on each device, in bytes."""
+    """Return the size of the weights on each device, in bytes, without layers that predict further tokens."""
     found: dict[torch.device, int] = {}
     own, placement = placed.tensor_names, placed.placement
     roles = {} if own is None else {own.table: Role.EMBEDDING, f"{own.head}.weight": Role.HEAD}
     for name in source.names():
+        layer = None if own is None else own.layer_of(name)
+        if layer is not None and layer >= len(placement.layers):
+            continue
         devices = placed.devices_of(re.compile(f"^{re.escape(name)}$"))
         device = devices[0] if devices else placement.head
         found[device] = found.get(device, 0) + _bytes_of(
-            source, name, policy, roles.get(name, Role.LINEAR), dtype, is_decoded=device in policy.decoded_on
+            source,
+            name,
+            DENSE if own is not None and own.is_decoded(name) else policy,
+            roles.get(name, Role.LINEAR),
+            dtype,
+            is_decoded=device in policy.decoded_on,
         )
     return found
 

@@ -104,7 +104,9 @@ class TensorNames:
     :ivar down: last projection of an MLP
     :ivar layer_inputs: within the body, the second table of embeddings, the projection of embeddings beside it, and its
         norm (:class:`~paged_sdk.config.layer_shape.LayerInputConfig`)
-    :ivar experts: possible names of mixtures of experts; the first whose router is in the checkpoint are used
+    :ivar decoded: matrices within a layer that are kept in the model's dtype, whatever the others are quantized to
+    :ivar experts: possible names of mixtures of experts; the first whose router is in the checkpoint are used. Routers
+        are kept in the model's dtype, too
     :ivar unused: prefixes of tensors that nothing here reads, such as layers that predict further tokens
     """
 
@@ -124,6 +126,7 @@ class TensorNames:
         "per_layer_model_projection",
         "per_layer_projection_norm",
     )
+    decoded: tuple[str, ...] = ("self_attn.kv_b_proj",)
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)
     unused: tuple[str, ...] = ()
 
@@ -135,6 +138,17 @@ class TensorNames:
     def layer(self, index: int) -> str:
         """Return the prefix of one layer's tensor names."""
         return f"{self.body}{self.layers}.{index}."
+
+    def layer_of(self, name: str) -> int | None:
+        """Return the index of the layer that a tensor belongs to; None: it belongs to none."""
+        start = f"{self.body}{self.layers}."
+        number = name.removeprefix(start).partition(".")[0]
+        return int(number) if name.startswith(start) and number.isdecimal() else None
+
+    def is_decoded(self, name: str) -> bool:
+        """Return whether a layer's matrix is kept in the model's dtype, whatever the others are quantized to."""
+        routers = (f"{each.block}.{each.router}" for each in self.experts)
+        return name.endswith(tuple(f".{each}.weight" for each in (*self.decoded, *routers)))
 
     def is_decoders(self, name: str) -> bool:
         """Return whether a tensor belongs to the decoder; a checkpoint may hold an image encoder, too."""

@@ -132,7 +132,9 @@ def load_latent_attention_block(
             [f"{name}q_b_proj"], in_features=shape.query_rank, out_features=(query_size,), rows=own_queries
         )
     height = shape.nope_dim + shape.value_dim
-    up = loader.tensor(f"{name}kv_b_proj.weight", config.num_heads * height, shape.rank)[shard.of_heads(height)]
+    up = loader.decoded(
+        f"{name}kv_b_proj.weight", config.num_heads * height, shape.rank, what="Projections of latent vectors"
+    )[shard.of_heads(height)]
     key_up, value_up = torch.split(torch.unflatten(up, 0, (-1, height)), [shape.nope_dim, shape.value_dim], 1)
     return LatentAttentionBlock(
         config,

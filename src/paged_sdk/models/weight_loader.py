@@ -117,6 +117,16 @@ class WeightLoader:
         self.loaded(name)
         return tensor
 
+    def decoded(self, name: str, *shape: int, what: str) -> Tensor:
+        """Load one matrix in the model's dtype, whatever the others are quantized to. The log says so if they are.
+
+        :param what: what such matrices are, in the plural; begins the log's sentence
+        :raises CheckpointError: the tensor is missing or has another shape
+        """
+        if self._policy.is_quantized(self.matrix(name, *shape), Role.LINEAR):
+            self.note(f"{what} are kept in {self._dtype}: only the other matrices are quantized.")
+        return self.tensor(name, *shape)
+
     def ones(self, *shape: int) -> Tensor:
         """Return a tensor of ones in place of one that the checkpoint lacks."""
         return torch.ones(shape, dtype=self._dtype, device=self._device)
