@@ -12,8 +12,9 @@ from torch import Tensor
 from paged_sdk.attention.backend import AttentionBackend, AttentionSetup, KvStorage
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.build.device_steps import make_overlap
-from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.kv_cache import copy_blocks_reference, reshape_and_cache_reference
 from paged_sdk.kernels.lora_slots import AdapterSlots

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.rope import RopeConfig
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,9 @@ from attrs import evolve
 
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
-from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.errors import OutOfMemoryError
 from paged_sdk.types.step import StepRow
 

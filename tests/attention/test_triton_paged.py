@@ -21,9 +21,10 @@ from paged_sdk.attention.backend import AttentionBackend, AttentionSetup
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend, choose_prefills, triton_storage
-from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.kernels.transfer import to_device
 from paged_sdk.layers.rotary import RotaryEmbedding
 from spans import span

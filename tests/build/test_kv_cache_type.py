@@ -21,8 +21,9 @@ from paged_sdk import (
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.build.kv_cache_type import check_cache_type
 from paged_sdk.config.build import BuildSettings
-from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.env import Environment, read_environment
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.kernels.placement import Placement
 from tiny import make_checkpoint, make_other_checkpoint
 

@@ -12,11 +12,12 @@ from attrs import evolve
 from paged_sdk.build.kv_memory import size_pool
 from paged_sdk.build.sizing import resolve_engine_config, resolve_max_model_len
 from paged_sdk.config.build import BuildSettings
-from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import Environment
 from paged_sdk.config.memory import MemoryGpuConfig
 from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.errors import ConfigError, OutOfMemoryError
 from paged_sdk.kv.pool_size import DeviceMemory
 

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from paged_sdk.config.decoder import RopeConfig
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.rope_fields import read_rope, rope_section

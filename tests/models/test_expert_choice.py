@@ -23,7 +23,7 @@ from transformers.models.granitemoe.modeling_granitemoe import GraniteMoeTopKRou
 from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2TopKRouter
 
-from paged_sdk.config.decoder import MoeConfig
+from paged_sdk.config.moe import MoeConfig
 from paged_sdk.models.expert_choice import choose_experts
 
 _COUNT: Final = 12

@@ -12,7 +12,9 @@ from test_recurrent_families import CONFIGS as RECURRENT
 from transformers import AutoConfig, MixtralConfig, Qwen3MoeConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
-from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig, RopeKind
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.rope import RopeConfig, RopeKind
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, has_head, ranks_texts, read_config, supported_families

@@ -16,8 +16,10 @@ from torch import Tensor
 from native_weights import every_level, needs_library, workspace
 from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
-from paged_sdk.config.decoder import DecoderConfig, MoeConfig, RopeConfig
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.moe import MoeConfig
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.kernels.step import StepContext

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from paged_sdk.config.decoder import Activation
+from paged_sdk.config.activation import Activation
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.quant.dense import DenseLinear
 

@@ -7,7 +7,8 @@ from typing import Any, Final
 import pytest
 from attrs import evolve
 
-from paged_sdk.config.decoder import DecoderConfig, MoeConfig
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.moe import MoeConfig
 from paged_sdk.errors import CheckpointError
 from paged_sdk.models.family import read_config
 

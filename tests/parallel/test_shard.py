@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, tensor_type_of
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, UnreadRows

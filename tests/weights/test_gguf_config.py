@@ -14,7 +14,7 @@ from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MixtralCon
 
 import paged_sdk
 from gguf_files import LLAMA, llama_tensors, write_gguf
-from paged_sdk.config.decoder import RopeKind
+from paged_sdk.config.rope import RopeKind
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.family import read_config

@@ -15,9 +15,9 @@ from paged_sdk.attention.recurrent import stateful_storage
 from paged_sdk.build.kv_statistics import measure_kv
 from paged_sdk.build.loaded_model import LoadedModel
 from paged_sdk.config.build import BuildSettings
-from paged_sdk.config.decoder import RopeKind
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.config.rope import RopeKind
 from paged_sdk.kernels.attention_inputs import Precision
 from paged_sdk.kernels.kv_basis import KvBasis
 from paged_sdk.kernels.native.library import Workspace

@@ -4,44 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Final
 
 from attrs import evolve, frozen
 
+from paged_sdk.config.activation import Activation
 from paged_sdk.config.latent_attention import LatentAttentionConfig
 from paged_sdk.config.layer_shape import LayerInputConfig, LayerShape
+from paged_sdk.config.moe import MoeConfig
 from paged_sdk.config.recurrent import RecurrentConfig
+from paged_sdk.config.rope import RopeConfig
 
 __all__ = [
-    "NO_ROPE",
-    "Activation",
     "BranchScales",
     "DecoderConfig",
     "LayerParts",
-    "MoeConfig",
     "NormKind",
     "QkNormWeights",
-    "RopeConfig",
-    "RopeKind",
 ]
-
-
-class Activation(Enum):
-    """Names the non-linearity of an MLP, by Hugging Face's names."""
-
-    SILU = "silu"
-    GELU = "gelu"
-    GELU_TANH = "gelu_pytorch_tanh"
-    QUICK_GELU = "quick_gelu"
-    RELU = "relu"
-    RELU2 = "relu2"
-    RELU6 = "relu6"
-    LEAKY_RELU = "leaky_relu"
-    SIGMOID = "sigmoid"
-    TANH = "tanh"
-    MISH = "mish"
-    HARDSWISH = "hardswish"
-    LINEAR = "linear"
 
 
 class NormKind(Enum):
@@ -67,137 +46,6 @@ class LayerParts(Enum):
     BOTH = "both"
     MIXER = "mixer"
     MLP = "mlp"
-
-
-class RopeKind(Enum):
-    """Says how rotary frequencies are scaled beyond the context that a model was trained on."""
-
-    DEFAULT = "default"
-    LINEAR = "linear"
-    DYNAMIC = "dynamic"
-    LLAMA3 = "llama3"
-    YARN = "yarn"
-    LONGROPE = "longrope"
-
-
-@frozen(kw_only=True)
-class RopeConfig:
-    """Describes the rotary embedding of one kind of layer, by the names of Hugging Face's ``rope_scaling`` keys.
-
-    :ivar rotary_dim: leading elements of each head that are rotated (even, <= head_dim)
-    :ivar theta: base of the frequencies
-    :ivar factor: context extension
-    :ivar original_max_position: trained context in tokens; required by llama3, yarn and longrope
-    :ivar attention_factor: multiplies cos and sin; None: computed from the kind's formula
-    :ivar gguf_attn_factor: a further factor on cos and sin, for every kind (GGUF's attn_factor)
-    :ivar axis_of_frequency: the position axis of each frequency: 0 time, 1 height, 2 width (M-RoPE: Wang et al., 2024,
-        arXiv 2409.12191); empty: tokens have one position
-    :ivar short_factor: longrope, one divisor per frequency up to ``original_max_position`` tokens
-    :ivar long_factor: longrope, one divisor per frequency beyond that
-    :ivar inv_freq_divisors: one divisor per frequency, applied before the kind's formula (GGUF's rope_freqs)
-    :ivar interleaved: True: element 2i of a head is paired with element 2i + 1 (glm, cohere); False: element i with
-        element i + rotary_dim / 2
-    :ivar query_scale_beta: queries at position p are multiplied by ``1 + query_scale_beta * log(1 + floor(p /
-        original_max_position))`` (ministral3)
-    :ivar rotates: False: nothing is rotated, and the other settings have no effect (:data:`NO_ROPE`)
-    """
-
-    rotary_dim: int
-    theta: float = 10_000.0
-    kind: RopeKind = RopeKind.DEFAULT
-    factor: float = 1.0
-    original_max_position: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    attention_factor: float | None = None
-    gguf_attn_factor: float = 1.0
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
-    inv_freq_divisors: tuple[float, ...] = ()
-    interleaved: bool = False
-    query_scale_beta: float = 0.0
-    rotates: bool = True
-    axis_of_frequency: tuple[int, ...] = ()
-
-    @property
-    def switch(self) -> int | None:
-        """Return the sequence length beyond which all keys use the long frequencies; None if frequencies never
-        change.
-        """
-        switches = self.kind is RopeKind.LONGROPE and self.short_factor != self.long_factor
-        return self.original_max_position if switches else None
-
-
-# One frequency whose angle is always 0: kernels need no special case for no rotation, nor for zero frequencies.
-NO_ROPE: Final = RopeConfig(rotary_dim=2, rotates=False)
-"""The rotary embedding of layers without positions (NoPE)."""
-
-
-@frozen(kw_only=True)
-class MoeConfig:
-    """Describes mixture-of-experts layers (Shazeer et al., 2017, arXiv 1701.06538).
-
-    :ivar layers: indices of the mixture-of-experts layers; the other layers have a dense MLP
-    :ivar num_experts_per_token: number of experts that a token is routed to
-    :ivar intermediate_size: intermediate size of one expert
-    :ivar shared_intermediate_size: intermediate size of the shared experts together, which every token uses; None: no
-        shared experts
-    :ivar has_shared_gate: whether the shared experts' output is scaled by the sigmoid of its own gate (qwen2_moe)
-    :ivar sparse_mixer: SparseMixer's threshold (phimoe): two experts are chosen, and the weight of each is a softmax
-        over the experts whose scores are less than its own by at most this fraction. No other setting of the choice
-        has an effect then. None: the experts with the largest weights are chosen
-    :ivar sigmoid_scores: whether an expert's weight is the sigmoid of its score instead of a softmax over all experts
-        (deepseek_v3)
-    :ivar has_choice_bias: whether a learned bias per expert is added to the weights by which experts are chosen, but
-        not to those of their outputs (deepseek_v3; with a softmax: ernie4_5_moe)
-    :ivar num_groups: number of groups of experts, of which a token's experts come from ``num_groups_per_token`` alone:
-        those with the largest scores (deepseek_v2)
-    :ivar group_score_size: a group's score is the sum of this number of its largest weights: 1 (deepseek_v2) or 2
-        (deepseek_v3)
-    :ivar sum_offset: added to the sum by which ``renormalize`` divides (lfm2_moe, deepseek_v3)
-    :ivar min_sum: the smallest such sum; smaller ones count as this one (ernie4_5_moe)
-    :ivar routed_scale: multiplies the weights of a token's experts, last (deepseek_v2, deepseek_v3)
-    :ivar float32_router: whether the router's product is computed in float32 in models of fewer bits (deepseek_v3)
-    :ivar has_biases: whether the router and all experts have biases (gpt-oss)
-    :ivar swiglu_limit: experts compute ``(up + 1) * gate * sigmoid(swiglu_alpha * gate)``, with ``up`` clamped to
-        ``[-swiglu_limit, swiglu_limit]`` and ``gate`` from above only (gpt-oss); None: ``up * silu(gate)``
-    :ivar alternates: whether checkpoints with all experts in one tensor interleave gate and up rows
-    :ivar beside_mlp: whether the layers also have a dense MLP, whose output is added to that of the experts; both have
-        norms of their own. The router reads the normalized and scaled residual stream, and a learned factor per expert
-        multiplies the weights (gemma4)
-    :ivar activation: the experts' activation, of their gates
-    :ivar renormalize: True: the weights of a token's experts are rescaled to sum to 1, as by a softmax over the chosen
-        experts alone (granitemoe); False: they are the probabilities of a softmax over all experts
-    """
-
-    layers: frozenset[int]
-    num_experts: int
-    num_experts_per_token: int
-    intermediate_size: int
-    renormalize: bool
-    shared_intermediate_size: int | None = None
-    has_shared_gate: bool = False
-    sparse_mixer: float | None = None
-    sigmoid_scores: bool = False
-    has_choice_bias: bool = False
-    num_groups: int = 1
-    num_groups_per_token: int = 1
-    group_score_size: int = 1
-    sum_offset: float = 0.0
-    min_sum: float = 0.0
-    routed_scale: float = 1.0
-    float32_router: bool = False
-    has_biases: bool = False
-    swiglu_alpha: float = 1.0
-    swiglu_limit: float | None = None
-    alternates: bool = False
-    beside_mlp: bool = False
-    activation: Activation = Activation.SILU
 
 
 @frozen(kw_only=True)

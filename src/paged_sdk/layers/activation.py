@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paged_sdk.config.decoder import Activation
+from paged_sdk.config.activation import Activation
 
 __all__ = ["activation_function"]
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from paged_sdk.config.decoder import RopeConfig, RopeKind
+from paged_sdk.config.rope import RopeConfig, RopeKind
 from paged_sdk.kernels.rotary import Rotation
 
 __all__ = ["RotaryEmbedding"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import Activation, DecoderConfig
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_activation, read_common
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes

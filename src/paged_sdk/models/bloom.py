@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import NO_ROPE, Activation, DecoderConfig, NormKind
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import DecoderConfig, NormKind
+from paged_sdk.config.rope import NO_ROPE
 from paged_sdk.models.alibi import alibi_slopes
 from paged_sdk.models.common_config import own_heads, read_common
 from paged_sdk.models.config_fields import ConfigFields

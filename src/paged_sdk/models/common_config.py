@@ -7,7 +7,10 @@ from types import MappingProxyType
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig, RopeConfig
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.moe import MoeConfig
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.rope_fields import read_rope, rope_section

@@ -8,7 +8,8 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.kernels.lora import AdaptedRows, add_embeddings_, add_lora_
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.rotary import Rotation

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import DecoderConfig, MoeConfig
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.moe import MoeConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import NO_ROPE, DecoderConfig
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.rope import NO_ROPE
 from paged_sdk.models.common_config import read_common, read_layer_types, read_one_rope, read_windows
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.moe import MoeConfig
 from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.fused_moe import route
 from paged_sdk.layers.norm import Norm, RMSNorm

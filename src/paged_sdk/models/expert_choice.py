@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paged_sdk.config.decoder import MoeConfig
+from paged_sdk.config.moe import MoeConfig
 from paged_sdk.kernels.fused_moe import route
 
 __all__ = ["choose_experts"]

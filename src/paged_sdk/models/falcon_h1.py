@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import Activation, BranchScales, DecoderConfig
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import BranchScales, DecoderConfig
 from paged_sdk.config.recurrent import Mamba2Config
 from paged_sdk.models.bamba import NAMES
 from paged_sdk.models.common_config import read_activation, read_common

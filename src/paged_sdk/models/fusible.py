@@ -7,7 +7,10 @@ from typing import Final, Literal
 from attrs import NOTHING, fields
 
 from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig, NormKind, RopeConfig
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import DecoderConfig, NormKind
+from paged_sdk.config.moe import MoeConfig
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.layers.norm import LayerNorm, NoNorm, RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.attention_block import AttentionBlock

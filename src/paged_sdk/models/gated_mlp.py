@@ -8,7 +8,8 @@ from typing import Final
 
 from torch import Tensor
 
-from paged_sdk.config.decoder import Activation, BranchScales, DecoderConfig
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import BranchScales, DecoderConfig
 from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.activation import activation_function

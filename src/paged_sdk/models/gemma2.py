@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.models.common_config import read_activation, read_common, read_layer_types, read_windows
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, NormNames, Sizes, TensorNames

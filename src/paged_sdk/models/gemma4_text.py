@@ -12,8 +12,11 @@ from typing import Final
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig, RopeConfig
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.layer_shape import LayerInputConfig, LayerShape
+from paged_sdk.config.moe import MoeConfig
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.models.common_config import FULL, read_activation, read_common, read_layer_types, read_windows
 from paged_sdk.models.config_fields import ConfigFields

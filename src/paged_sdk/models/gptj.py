@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import Activation, DecoderConfig, NormKind, RopeConfig
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import DecoderConfig, NormKind
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.models.common_config import must_not_be_tied, own_heads, read_activation, read_common, read_head_dim
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, NormNames, TensorNames

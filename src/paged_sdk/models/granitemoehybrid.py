@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import NO_ROPE, Activation, DecoderConfig
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.rope import NO_ROPE
 from paged_sdk.models.common_config import FULL, read_activation, read_moe, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes

@@ -6,8 +6,9 @@ import math
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import DecoderConfig, RopeConfig, RopeKind
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.latent_attention import LatentAttentionConfig
+from paged_sdk.config.rope import RopeConfig, RopeKind
 from paged_sdk.models.common_config import read_common
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.rope_fields import read_rope, rope_section

@@ -7,7 +7,7 @@ from typing import Final
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import MoeConfig
+from paged_sdk.config.moe import MoeConfig
 from paged_sdk.models.common_config import read_moe
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import ExpertNames
@@ -39,7 +39,7 @@ def read_grouped_moe(
 
     :param layers: the indices of layers with a mixture
     :param count: the field with the number of experts; ``shared_count`` likewise of shared ones
-    :param group_score_size: see :class:`~paged_sdk.config.decoder.MoeConfig`
+    :param group_score_size: see :class:`~paged_sdk.config.moe.MoeConfig`
     :param scoring: what ``scoring_func`` may be, which released checkpoints state and transformers' classes do not read
     :param known: further fields of its own kind of experts that the family reads itself
     :raises CheckpointError: a value is missing or invalid

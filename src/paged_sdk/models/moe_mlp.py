@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from paged_sdk.config.decoder import DecoderConfig, MoeConfig
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.moe import MoeConfig
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.expert_choice import choose_experts
 from paged_sdk.models.expert_loader import ExpertTensors, load_experts

@@ -6,8 +6,10 @@ from typing import Final
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import NO_ROPE, Activation, DecoderConfig, LayerParts
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import DecoderConfig, LayerParts
 from paged_sdk.config.recurrent import Mamba2Config
+from paged_sdk.config.rope import NO_ROPE
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.models.common_config import FULL, read_activation, read_common
 from paged_sdk.models.config_fields import ConfigFields

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from paged_sdk.config.decoder import Activation, DecoderConfig, NormKind
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import DecoderConfig, NormKind
 from paged_sdk.models.common_config import must_not_be_tied, read_activation, read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, NormNames, Sizes, TensorNames

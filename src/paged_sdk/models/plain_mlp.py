@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paged_sdk.config.decoder import Activation, DecoderConfig
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.activation import activation_function
 from paged_sdk.models.family import TensorNames

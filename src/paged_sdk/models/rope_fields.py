@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from paged_sdk.config.decoder import RopeConfig, RopeKind
+from paged_sdk.config.rope import RopeConfig, RopeKind
 from paged_sdk.errors import CheckpointError
 from paged_sdk.models.config_fields import ConfigFields
 

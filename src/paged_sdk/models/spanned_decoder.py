@@ -9,7 +9,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.norm import NativeNorm
 from paged_sdk.kernels.placement import LayerSpan, Placement, moved_to, working_on

@@ -23,7 +23,8 @@ from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.topology import gguf_overrides
 from paged_sdk.chat.gguf_tokenizer_export import gguf_from_text_processor
 from paged_sdk.chat.text_processor import load_text_processor
-from paged_sdk.config.decoder import DecoderConfig, RopeConfig, RopeKind
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.rope import RopeConfig, RopeKind
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError, shown
 from paged_sdk.kernels.quantized.gguf_blocks import block_format, tensor_type_of

@@ -9,8 +9,9 @@ import math
 from types import MappingProxyType
 from typing import Any, Final
 
-from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKind
+from paged_sdk.config.decoder import DecoderConfig, NormKind
 from paged_sdk.config.recurrent import GatedDeltaConfig, Mamba2Config, ShortConvConfig
+from paged_sdk.config.rope import RopeConfig, RopeKind
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.weights.gguf.config import GEMMA3_LOCAL_THETA, GEMMA3_PERIOD
 from paged_sdk.weights.gguf.gemma4 import gemma4_metadata, why_not_gemma4

@@ -11,7 +11,8 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from paged_sdk.config.decoder import DecoderConfig, RopeKind
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.rope import RopeKind
 from paged_sdk.errors import shown
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.weights.gguf.architecture import LATENT_UP, RATES, TILED, VECTORS, GgufArchitecture, stem_of

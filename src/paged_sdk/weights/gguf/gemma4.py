@@ -6,7 +6,9 @@ from typing import Any, Final
 
 import torch
 
-from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig, RopeKind
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.rope import RopeConfig, RopeKind
 from paged_sdk.errors import shown
 from paged_sdk.weights.gguf.model import GgufModel
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from paged_sdk.config.decoder import DecoderConfig, RopeConfig, RopeKind
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.latent_attention import LatentAttentionConfig
+from paged_sdk.config.rope import RopeConfig, RopeKind
 from paged_sdk.weights.gguf.model import GgufModel
 from paged_sdk.weights.gguf.routing import latent_experts
 

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from paged_sdk.config.decoder import DecoderConfig, MoeConfig
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.moe import MoeConfig
 from paged_sdk.weights.gguf.model import GgufModel
 
 __all__ = [
