@@ -1,9 +1,10 @@
 """Measure the cost of running a model through transformers' class, against this engine's native decoder.
 
 python -m benchmarks.door_cost --streams 16
+python -m benchmarks.door_cost --shape deepseek-v2-lite --isq Q4K --streams 1 --prompt 4000
 
-The model has Qwen2.5-1.5B's shape and random weights, in bfloat16; writing it takes a minute and 3.5 GB of the cache.
-It is loaded twice, which takes 7 GB. Rounds of the two alternate.
+The models have random weights, in bfloat16; writing one takes up to a minute and 3.5 GB of the cache. It is loaded
+twice, which takes twice its memory. Rounds of the two alternate.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import random
 import time
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 from unittest.mock import patch
 
@@ -21,16 +23,77 @@ import typer
 from rich.console import Console
 
 from benchmarks.paths import cache_directory
-from benchmarks.timings import tokens_per_second
-from paged_sdk import TextModelBuilder
+from benchmarks.timings import first_token, tokens_per_second
+from paged_sdk import IsqType, TextModelBuilder
 
-__all__ = ["main"]
+__all__ = ["SHAPES", "main"]
 
-_VOCAB_SIZE: Final = 151_936
-_PROMPT: Final = 16
+_GEMMA_LAYERS: Final = 15
+
+SHAPES: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
+    {
+        "qwen2.5-1.5b": {
+            "model_type": "qwen2",
+            "vocab_size": 151_936,
+            "hidden_size": 1536,
+            "intermediate_size": 8960,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+            "tie_word_embeddings": True,
+        },
+        "qwen3-30b-a3b": {  # 2 of 48 layers
+            "model_type": "qwen3_moe",
+            "vocab_size": 32_000,
+            "hidden_size": 2048,
+            "moe_intermediate_size": 768,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": True,
+        },
+        "deepseek-v2-lite": {  # 6 of 27 layers, all with dense MLPs, to compare attention
+            "model_type": "deepseek_v2",
+            "vocab_size": 32_000,
+            "hidden_size": 2048,
+            "intermediate_size": 2816,
+            "num_hidden_layers": 6,
+            "first_k_dense_replace": 6,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "max_position_embeddings": 16_384,
+            "tie_word_embeddings": True,
+        },
+        "gemma-4-e2b": {  # 15 of 35 layers, of which the last 8 share keys
+            "model_type": "gemma4_text",
+            "vocab_size": 32_000,
+            "vocab_size_per_layer_input": 32_000,
+            "hidden_size": 1536,
+            "intermediate_size": 6144,
+            "num_hidden_layers": _GEMMA_LAYERS,
+            "layer_types": [
+                "full_attention" if layer % 5 == 4 else "sliding_attention" for layer in range(_GEMMA_LAYERS)
+            ],
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "num_kv_shared_layers": 8,
+            "use_double_wide_mlp": True,
+        },
+    }
+)
 
 
-def _write(directory: Path, num_layers: int) -> None:
+def _write(directory: Path, config: dict[str, Any]) -> None:
     """Write the model, unless it exists."""
     if (directory / "tokenizer.json").exists():
         return
@@ -38,55 +101,71 @@ def _write(directory: Path, num_layers: int) -> None:
     import torch
     import transformers
 
-    config = transformers.Qwen2Config(
-        vocab_size=_VOCAB_SIZE,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=num_layers,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        tie_word_embeddings=True,
-    )
     torch.manual_seed(0)
     maker: Any = transformers.AutoModelForCausalLM
-    maker.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
-    words = {f"w{index}": index for index in range(_VOCAB_SIZE)}
+    made = maker.from_config(transformers.AutoConfig.for_model(**config), dtype=torch.bfloat16)
+    made.save_pretrained(directory)
+    words = {f"w{index}": index for index in range(config["vocab_size"])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     tokenizer.decoder = tokenizers.decoders.Fuse()
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "w0"}))
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
-async def _measure(directory: Path, streams: int, length: int, rounds: int) -> None:
+async def _measure(
+    directory: Path, isq: IsqType | None, *, vocab_size: int, streams: int, prompt: int, length: int, rounds: int
+) -> None:
     console, draw = Console(), random.Random(time.perf_counter_ns())
-    builder = TextModelBuilder(directory).with_dtype("bfloat16").with_max_model_len(1024)
+
+    def new_prompt() -> list[int]:
+        return draw.choices(range(1, vocab_size), k=prompt)
+
+    builder = TextModelBuilder(directory).with_dtype("bfloat16").with_max_model_len(prompt + length + 1024)
+    builder = builder if isq is None else builder.with_isq(isq)
     async with builder.build() as native:
         with patch("paged_sdk.models.any_model.has_family", return_value=False):
             through = await builder.build()
         async with through:
             speeds: dict[str, list[float]] = {"own decoder": [], "through transformers": []}
+            waits: dict[str, list[float]] = {name: [] for name in speeds}
             for number in range(rounds + 1):
                 for name, model in zip(speeds, (native, through), strict=True):
-                    prompts = [draw.choices(range(1, _VOCAB_SIZE), k=_PROMPT) for _ in range(streams)]
-                    speed = await tokens_per_second(model, prompts, length)
+                    wait = await first_token(model, new_prompt())
+                    speed = await tokens_per_second(model, [new_prompt() for _ in range(streams)], length)
                     if number:  # the first round warms up
                         speeds[name].append(speed)
-                        console.print(f"{name}: {speed:.1f} tokens/s")
+                        waits[name].append(wait)
+                        console.print(f"{name}: {speed:.1f} tokens/s, first token after {wait * 1e3:.0f} ms")
     own, other = (median(each) for each in speeds.values())
     console.print(f"{streams} streams: {own:.1f} and {other:.1f} tokens/s: {1 - other / own:.1%} less")
+    own, other = (median(each) for each in waits.values())
+    console.print(f"first token of {prompt}: {own * 1e3:.0f} and {other * 1e3:.0f} ms: {other / own:.2f} times as long")
 
 
 def main(
+    shape: Annotated[str, typer.Option(help=", ".join(SHAPES))] = "qwen2.5-1.5b",
+    isq: Annotated[IsqType | None, typer.Option(help="type of the weights; by default they stay in bfloat16")] = None,
     streams: Annotated[int, typer.Option(min=1, help="How many texts run at once")] = 16,
-    layers: Annotated[int, typer.Option(min=1, help="How many layers the model has")] = 28,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt")] = 16,
     length: Annotated[int, typer.Option(min=8, help="Tokens of each text")] = 32,
     rounds: Annotated[int, typer.Option(min=1, help="How many rounds of each")] = 5,
 ) -> None:
-    """Print tokens per second, and what share of them the class costs."""
-    directory = cache_directory(f"qwen2-1.5b-{layers}-layers-random")
-    _write(directory, layers)
-    asyncio.run(_measure(directory, streams, length, rounds))
+    """Print tokens per second and the time to the first token, and what the class costs."""
+    if shape not in SHAPES:
+        raise typer.BadParameter(f"{shape!r} is not one of {', '.join(SHAPES)}")
+    config = SHAPES[shape]
+    directory = cache_directory(f"{shape}-layers-random")
+    _write(directory, config)
+    measured = _measure(
+        directory,
+        isq,
+        vocab_size=config["vocab_size"],
+        streams=streams,
+        prompt=prompt,
+        length=length,
+        rounds=rounds,
+    )
+    asyncio.run(measured)
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ def answered(template: str, text: str) -> str:
     return f"<|channel|>final <|constrain|>json<|message|>{text}" if template == answers.HARMONY else text
 
 
-JSON_CALLS: Final = frozenset({answers.LLAMA31, answers.LLAMA32})
-TEMPLATES: Final = sorted(FIRST_CALLS.keys() - JSON_CALLS)
+JSON_CALLS: Final = (answers.LLAMA31, answers.LLAMA32)
+TEMPLATES: Final = sorted(FIRST_CALLS.keys() - set(JSON_CALLS))
 
 
 @pytest.mark.parametrize("template", JSON_CALLS)
