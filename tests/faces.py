@@ -16,6 +16,8 @@ from paged_sdk.wire.messages_answer import BlockWriter, message_of
 from paged_sdk.wire.responses_answer import ItemWriter, response_of
 
 CALL: Final = "function_call"
+ASKED: Final[Any] = {"reasoning": {"effort": None, "summary": None}}
+"""What the writer of the responses API reads of a request."""
 
 
 def data_of(events: str) -> list[dict[str, Any]]:
@@ -116,7 +118,7 @@ def of_items(
 
     :param has_bytes: whether each token is a byte
     """
-    writer = ItemWriter(cast(Any, {}), has_one_call=has_one_call)
+    writer = ItemWriter(ASKED, has_one_call=has_one_call)
     events = data_of(writer.begin(whole) + "".join(map(writer.chunk, chunks)) + writer.end(whole))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
@@ -171,7 +173,7 @@ def of_items(
     last = events[-1]["response"]
     assert events[-1]["type"] == f"response.{last['status']}"
     assert last["output"] == items
-    expected: Any = response_of(whole, cast(Any, {}), has_one_call=has_one_call)
+    expected: Any = response_of(whole, ASKED, has_one_call=has_one_call)
     assert {**last, "output": None, "completed_at": None} == {**expected, "output": None, "completed_at": None}
     assert items == expected["output"]
     ids = {call.id for call in whole.choices[0].message.tool_calls}

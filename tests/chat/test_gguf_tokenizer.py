@@ -31,7 +31,7 @@ from chat_data import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from paged_sdk import Constraint
 from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
@@ -505,14 +505,16 @@ def _gemma4_json() -> tokenizers.Tokenizer:
     for token in content["added_tokens"]:
         token["special"] = token["id"] < 4
     content["added_tokens"] = [token for token in content["added_tokens"] if token["special"]]
-    return tokenizers.Tokenizer.from_str(json.dumps(content))
+    made = tokenizers.Tokenizer.from_str(json.dumps(content))
+    made.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    return made
 
 
 def test_gemma4_goes_to_gguf_and_back(tmp_path: Path) -> None:
     judge = _gemma4_json()
     judge.save(str(tmp_path / "tokenizer.json"))
     names = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**names, "add_bos_token": True}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
     with_text = load_text_processor(tmp_path)
     metadata = gguf_from_text_processor(with_text, "gemma4", judge.get_vocab_size())
     with_text.close()

@@ -82,7 +82,7 @@ def test_it_exports_for_any_number_of_tokens() -> None:
     exported = torch.export.export(
         Mixture(),
         tuple(random_moe(3, 4, 2, dtype=torch.float32, device=CPU)),
-        dynamic_shapes=((by_token, None, None, by_token, by_token),),
+        dynamic_shapes=(by_token, None, None, by_token, by_token),
     )
     more = random_moe(7, 4, 2, dtype=torch.float32, device=CPU)
     assert torch.equal(exported.module()(*more), fused_moe(*more))
