@@ -28,8 +28,6 @@ from paged_sdk import IsqType, TextModelBuilder
 
 __all__ = ["SHAPES", "main"]
 
-_GEMMA_LAYERS: Final = 15
-
 SHAPES: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
     {
         "qwen2.5-1.5b": {
@@ -73,21 +71,6 @@ SHAPES: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
             "v_head_dim": 128,
             "max_position_embeddings": 16_384,
             "tie_word_embeddings": True,
-        },
-        "gemma-4-e2b": {  # 15 of 35 layers, of which the last 8 share keys
-            "model_type": "gemma4_text",
-            "vocab_size": 32_000,
-            "vocab_size_per_layer_input": 32_000,
-            "hidden_size": 1536,
-            "intermediate_size": 6144,
-            "num_hidden_layers": _GEMMA_LAYERS,
-            "layer_types": [
-                "full_attention" if layer % 5 == 4 else "sliding_attention" for layer in range(_GEMMA_LAYERS)
-            ],
-            "num_attention_heads": 8,
-            "num_key_value_heads": 1,
-            "num_kv_shared_layers": 8,
-            "use_double_wide_mlp": True,
         },
     }
 )
