@@ -66,7 +66,8 @@ class PlacedNames:
         """Return the devices of the tensors whose names match an expression."""
         if self.placement.is_one_device or (own := self.tensor_names) is None:
             return self.placement.devices
-        named = {name: self.placement.layers[layer] for name, layer in _layers_of(self.names, own).items()}
+        layers = self.placement.layers
+        named = {name: layers[layer] for name, layer in _layers_of(self.names, own, len(layers)).items()}
         named |= {own.table: self.placement.embedding, f"{own.head}.weight": self.placement.head}
         return tuple(dict.fromkeys(device for name, device in named.items() if expression.search(name)))
 
@@ -101,7 +102,7 @@ def place_model(
         return next((wanted for expression, wanted, _ in rules if expression.search(name)), default)
 
     of_layer: dict[int, dict[torch.device, str]] = {}
-    in_layers = {name: layer for name, layer in _layers_of(names, tensor_names).items() if layer < num_layers}
+    in_layers = _layers_of(names, tensor_names, num_layers)
     for name, layer in in_layers.items():
         of_layer.setdefault(layer, {}).setdefault(place(name, device), name)
     for found in of_layer.values():
@@ -125,7 +126,9 @@ def _said(rules: Iterable[tuple[Pattern[str], torch.device, LayerSelector]], *na
     return f"{selector}: device {selector.layer.device}"
 
 
-def _layers_of(names: Collection[str], tensor_names: TensorNames) -> dict[str, int]:
-    """Return the layer number of each tensor that belongs to a layer."""
+def _layers_of(names: Collection[str], tensor_names: TensorNames, num_layers: int) -> dict[str, int]:
+    """Return the layer number of each tensor that belongs to one of the model's layers. Layers that predict further
+    tokens (MTP) follow them in checkpoints, and are not loaded.
+    """
     found = ((name, tensor_names.layer_of(name)) for name in names)
-    return {name: layer for name, layer in found if layer is not None}
+    return {name: layer for name, layer in found if layer is not None and layer < num_layers}
