@@ -10,7 +10,7 @@ from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
 from paged_sdk.models.latent_attention_fields import read_latent
-from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe
+from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe, read_later_layers
 
 __all__ = ["FAMILY"]
 
@@ -24,8 +24,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     # transformers' class rotates pairs of neighbours whatever the config says.
     shape = read_latent(fields.updated(ConfigFields({"rope_interleave": True})))
     shape = evolve(shape, mlp_bias=fields.flag("mlp_bias", False))
-    first = max(fields.integer("first_k_dense_replace", 0), 0)
-    layers = range(first, shape.num_layers)
+    layers = read_later_layers(fields, shape.num_layers, 0)
     return evolve(shape, moe=_read_moe(fields, layers)) if layers else shape
 
 

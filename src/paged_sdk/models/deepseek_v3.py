@@ -8,7 +8,7 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
 from paged_sdk.models.latent_attention_fields import read_latent
-from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe
+from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe, read_later_layers
 
 __all__ = ["FAMILY"]
 
@@ -16,7 +16,6 @@ __all__ = ["FAMILY"]
 def _read(fields: ConfigFields) -> DecoderConfig:
     fields = fields.with_defaults(
         max_position_embeddings=4096,
-        first_k_dense_replace=3,
         moe_intermediate_size=2048,
         n_routed_experts=256,
         n_shared_experts=1,
@@ -26,8 +25,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
         routed_scaling_factor=2.5,
     )
     shape = read_latent(fields)
-    first = max(fields.integer("first_k_dense_replace"), 0)
-    layers = range(first, shape.num_layers)
+    layers = read_later_layers(fields, shape.num_layers, 3)
     return evolve(shape, moe=read_grouped_moe(fields, layers=layers)) if layers else shape
 
 

@@ -8,7 +8,7 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_layer_types, read_windows
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
-from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe
+from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe, read_later_layers
 
 __all__ = ["FAMILY"]
 
@@ -22,8 +22,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     shape = read_common(fields, sliding_windows=read_windows(fields, layer_types, window))
     has_bias = fields.flag("attention_bias", False)
     shape = evolve(shape, qk_norm=True, qkv_bias=has_bias, output_bias=has_bias)
-    first = max(fields.integer("first_k_dense_replace", 0), 0)
-    layers = range(first, shape.num_layers)
+    layers = read_later_layers(fields, shape.num_layers, 0)
     # The released checkpoints name DeepSeek V3's way to choose experts there.
     scoring = ("noaux_tc", "sigmoid")
     return evolve(shape, moe=read_grouped_moe(fields, layers=layers, scoring=scoring)) if layers else shape

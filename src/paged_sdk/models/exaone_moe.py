@@ -11,7 +11,12 @@ from paged_sdk.config.rope import NO_ROPE
 from paged_sdk.models.common_config import read_common, read_layer_types, read_one_rope, read_windows
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
-from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe
+from paged_sdk.models.moe_fields import (
+    GROUPED_EXPERTS,
+    read_grouped_moe,
+    read_later_layers,
+    read_sparse_layers,
+)
 
 __all__ = ["FAMILY"]
 
@@ -41,22 +46,13 @@ def _read(fields: ConfigFields) -> DecoderConfig:
         ),
         qk_norm=True,
     )
-    layers = _sparse_layers(fields, shape.num_layers)
+    layers = read_sparse_layers(fields, shape.num_layers, read_later_layers(fields, shape.num_layers, 1))
     if not layers:
         return shape
     return evolve(
         shape,
         moe=read_grouped_moe(fields, layers=layers, count="num_experts", shared_count="num_shared_experts"),
     )
-
-
-def _sparse_layers(fields: ConfigFields, num_layers: int) -> list[int]:
-    """Return the indices of layers with experts."""
-    first = fields.integer("first_k_dense_replace", 1)
-    types = fields.texts("mlp_layer_types") or ["dense" if layer < first else "sparse" for layer in range(num_layers)]
-    if len(types) != num_layers or not set(types) <= {"dense", "sparse"}:
-        raise fields.error("mlp_layer_types", f"dense or sparse for each of {num_layers} layers")
-    return [layer for layer, each in enumerate(types) if each == "sparse"]
 
 
 # Checkpoints have the second name of the bias.

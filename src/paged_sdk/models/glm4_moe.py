@@ -8,7 +8,7 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
-from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe
+from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe, read_later_layers
 
 __all__ = ["FAMILY"]
 
@@ -27,8 +27,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     num_layers = fields.positive("num_hidden_layers")
     shape = read_common(fields, ropes=(read_one_rope(fields, is_partial=True),) * num_layers)
     shape = evolve(shape, qkv_bias=fields.flag("attention_bias", False), qk_norm=fields.flag("use_qk_norm", False))
-    first = max(fields.integer("first_k_dense_replace", 1), 0)
-    return evolve(shape, moe=read_grouped_moe(fields, layers=range(first, num_layers))) if first < num_layers else shape
+    layers = read_later_layers(fields, num_layers, 1)
+    return evolve(shape, moe=read_grouped_moe(fields, layers=layers)) if layers else shape
 
 
 FAMILY = DecoderFamily(

@@ -8,11 +8,9 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
 from paged_sdk.models.latent_attention_fields import read_latent
-from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe
+from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe, read_sparse_layers
 
 __all__ = ["FAMILY"]
-
-_SPARSE, _DENSE = "sparse", "dense"
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
@@ -30,10 +28,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
         routed_scaling_factor=1.8,
     )
     shape = read_latent(fields, is_partial=True)
-    kinds = fields.texts("mlp_layer_types") or (_DENSE, *[_SPARSE] * (shape.num_layers - 1))
-    if len(kinds) != shape.num_layers or not {*kinds} <= {_SPARSE, _DENSE}:
-        raise fields.error("mlp_layer_types", f"{_SPARSE} or {_DENSE} for each of {shape.num_layers} layers")
-    layers = [layer for layer, kind in enumerate(kinds) if kind == _SPARSE]
+    layers = read_sparse_layers(fields, shape.num_layers, range(1, shape.num_layers))
     return evolve(shape, moe=read_grouped_moe(fields, layers=layers)) if layers else shape
 
 

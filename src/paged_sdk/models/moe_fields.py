@@ -12,7 +12,7 @@ from paged_sdk.models.common_config import read_moe
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import ExpertNames
 
-__all__ = ["GROUPED_EXPERTS", "read_grouped_moe", "shared_size"]
+__all__ = ["GROUPED_EXPERTS", "read_grouped_moe", "read_later_layers", "read_sparse_layers", "shared_size"]
 
 GROUPED_EXPERTS: Final = ExpertNames(
     choice_bias="gate.e_score_correction_bias",
@@ -76,6 +76,29 @@ def read_grouped_moe(
         routed_scale=fields.number("routed_scaling_factor", 1.0),
         float32_router=True,
     )
+
+
+def read_later_layers(fields: ConfigFields, num_layers: int, default: int | None = None) -> range:
+    """Return the indices of all layers but the first, ``first_k_dense_replace`` of them, which have a dense MLP.
+
+    :param default: of that field; None: there is none
+    :raises CheckpointError: the field is missing or invalid
+    """
+    return range(max(fields.integer("first_k_dense_replace", default), 0), num_layers)
+
+
+def read_sparse_layers(fields: ConfigFields, num_layers: int, default: Iterable[int]) -> list[int]:
+    """Return the indices of the layers with experts, as ``mlp_layer_types`` says.
+
+    :param default: without that field
+    :raises CheckpointError: the field is invalid
+    """
+    types = fields.texts("mlp_layer_types")
+    if not types:
+        return list(default)
+    if len(types) != num_layers or not {*types} <= {"dense", "sparse"}:
+        raise fields.error("mlp_layer_types", f"dense or sparse for each of {num_layers} layers")
+    return [layer for layer, each in enumerate(types) if each == "sparse"]
 
 
 def shared_size(fields: ConfigFields, key: str, intermediate_size: int) -> int | None:
