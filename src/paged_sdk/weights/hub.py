@@ -54,7 +54,8 @@ def resolve_model(
     """
     path = _path(str(model))
     name, _, quantization = str(model).partition(":")
-    is_here = os.path.exists(path) or (bool(quantization) and os.path.isdir(_path(name)))
+    check_exists(model)
+    is_here = _is_here(str(model))
     if is_here and revision is not None:
         raise ConfigError.of("with_hf_revision", revision, f"none: {shown(str(model))} is a path, not an id on the Hub")
     if os.path.isdir(path):
@@ -69,8 +70,6 @@ def resolve_model(
         return path
     if is_here:
         return _in_directory(_path(name), filename, quantization, gguf)
-    if not _is_hub_id(name):
-        raise _missing(str(model), path)
     return _on_hub(_Repository(name, revision, token), filename, quantization, gguf)
 
 
@@ -79,10 +78,15 @@ def check_exists(model: str | Path) -> None:
 
     :raises ModelLoadError: it does not
     """
-    path = _path(str(model))
-    name = str(model).partition(":")[0]
-    if not (os.path.exists(path) or os.path.isdir(_path(name)) or _is_hub_id(name)):
-        raise _missing(str(model), path)
+    name = str(model)
+    if not _is_here(name) and not _is_hub_id(name.partition(":")[0]):
+        raise _missing(name, _path(name))
+
+
+def _is_here(model: str) -> bool:
+    """Return whether a model is a path, or a directory and a quantization."""
+    directory, _, quantization = model.partition(":")
+    return os.path.exists(_path(model)) or (bool(quantization) and os.path.isdir(_path(directory)))
 
 
 def resolve_beside(model: str, name: str, *, revision: str | None = None, token: str | bool | None = None) -> Path:
