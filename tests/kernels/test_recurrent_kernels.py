@@ -4,7 +4,7 @@ tokens computes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import pytest
@@ -37,6 +37,30 @@ def rows_of(lengths: Sequence[int], starts: Sequence[int], slots: Sequence[int])
 def random_tensors(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def in_steps(
+    compute: Callable[[Sequence[Tensor], RecurrentRows], Tensor],
+    texts: Sequence[Sequence[Tensor]],
+    steps: Sequence[Sequence[int]],
+    slots: Sequence[int],
+) -> list[Tensor]:
+    """Return the outputs of each text, computed in steps.
+
+    :param compute: computes the inputs of a step's rows
+    :param texts: the inputs of each text, each with a row per token
+    """
+    starts, parts = [0] * len(texts), [list[Tensor]() for _ in texts]
+    for lengths in steps:
+        spans = list(zip(texts, starts, lengths, strict=True))
+        inputs = [
+            torch.cat([text[each][start : start + n] for text, start, n in spans]) for each in range(len(texts[0]))
+        ]
+        out = compute(inputs, rows_of(lengths, starts, slots))
+        for own, part in zip(parts, torch.split(out, list(lengths)), strict=True):
+            own.append(part)
+        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    return [torch.cat(own) for own in parts]
 
 
 def naive_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -72,15 +96,11 @@ def test_short_conv_over_steps(name: str) -> None:
     texts = random_tensors(1, *((sum(step[row] for step in steps), CHANNELS) for row in range(num_rows)))
     weight, bias = random_tensors(2, (CHANNELS, KERNEL), (CHANNELS,))
     pool = torch.full((NUM_SLOTS, KERNEL - 1, CHANNELS), torch.nan, dtype=torch.float64)
-    starts, parts = [0] * num_rows, [list[Tensor]() for _ in texts]
-    for lengths in steps:
-        rows = rows_of(lengths, starts, slots)
-        x = torch.cat([text[start : start + n] for text, start, n in zip(texts, starts, lengths, strict=True)])
-        for own, part in zip(parts, torch.split(short_conv(x, weight, bias, pool, rows), list(lengths)), strict=True):
-            own.append(part)
-        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
-    for text, own, slot in zip(texts, parts, slots, strict=True):
-        torch.testing.assert_close(torch.cat(own), naive_conv(text, weight, bias), rtol=1e-12, atol=1e-12)
+    outputs = in_steps(
+        lambda inputs, rows: short_conv(*inputs, weight, bias, pool, rows), [[text] for text in texts], steps, slots
+    )
+    for text, own, slot in zip(texts, outputs, slots, strict=True):
+        torch.testing.assert_close(own, naive_conv(text, weight, bias), rtol=1e-12, atol=1e-12)
         kept = torch.cat([text.new_zeros(KERNEL - 1, CHANNELS), text])[-(KERNEL - 1) :]
         torch.testing.assert_close(pool[slot], kept, rtol=0, atol=0)
     unused = [slot for slot in range(NUM_SLOTS) if slot not in slots]
@@ -105,20 +125,10 @@ def test_gated_delta_rule_over_steps(name: str) -> None:
         )
         texts.append([query, key, value, -decay.exp() / 4, strength.sigmoid()])
     pool = torch.full((NUM_SLOTS, VALUE_HEADS, KEY_DIM, VALUE_DIM), torch.nan, dtype=torch.float64)
-    starts, parts = [0] * num_rows, [list[Tensor]() for _ in texts]
-    for lengths in steps:
-        rows = rows_of(lengths, starts, slots)
-        spans = list(zip(texts, starts, lengths, strict=True))
-        query, key, value, decay, strength = (
-            torch.cat([text[each][start : start + n] for text, start, n in spans]) for each in range(5)
-        )
-        out = gated_delta_rule(query, key, value, decay, strength, pool, rows)
-        for own, part in zip(parts, torch.split(out, list(lengths)), strict=True):
-            own.append(part)
-        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
-    for text, own, slot in zip(texts, parts, slots, strict=True):
+    found = in_steps(lambda inputs, rows: gated_delta_rule(*inputs, pool, rows), texts, steps, slots)
+    for text, own, slot in zip(texts, found, slots, strict=True):
         outputs, states = naive_delta(*text)
-        torch.testing.assert_close(torch.cat(own), outputs, rtol=0, atol=1e-10)
+        torch.testing.assert_close(own, outputs, rtol=0, atol=1e-10)
         torch.testing.assert_close(pool[slot], states, rtol=0, atol=1e-10)
     unused = [slot for slot in range(NUM_SLOTS) if slot not in slots]
     assert pool[unused].isnan().all()
@@ -155,20 +165,10 @@ def test_selective_scan_over_steps(name: str) -> None:
         )
         texts.append([x, write, read, size.exp(), -decay.exp() / 4])
     pool = torch.full((NUM_SLOTS, HEADS, STATE_SIZE, HEAD_DIM), torch.nan, dtype=torch.float64)
-    starts, parts = [0] * num_rows, [list[Tensor]() for _ in texts]
-    for lengths in steps:
-        rows = rows_of(lengths, starts, slots)
-        spans = list(zip(texts, starts, lengths, strict=True))
-        x, write, read, size, decay = (
-            torch.cat([text[each][start : start + n] for text, start, n in spans]) for each in range(5)
-        )
-        out = selective_scan(x, write, read, size, decay, pool, rows)
-        for own, part in zip(parts, torch.split(out, list(lengths)), strict=True):
-            own.append(part)
-        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
-    for text, own, slot in zip(texts, parts, slots, strict=True):
+    found = in_steps(lambda inputs, rows: selective_scan(*inputs, pool, rows), texts, steps, slots)
+    for text, own, slot in zip(texts, found, slots, strict=True):
         outputs, states = naive_scan(*text)
-        torch.testing.assert_close(torch.cat(own), outputs, rtol=0, atol=1e-10)
+        torch.testing.assert_close(own, outputs, rtol=0, atol=1e-10)
         torch.testing.assert_close(pool[slot], states, rtol=0, atol=1e-10)
     unused = [slot for slot in range(NUM_SLOTS) if slot not in slots]
     assert pool[unused].isnan().all()

@@ -15,6 +15,7 @@ from attrs import evolve
 from odd_configs import ABSENT, reference_of
 from reference_decoding import CPU, logits, paged, random_prompt
 from safetensors.torch import load_file
+from shared_configs import GROUPED, MULTIPLIERS
 from transformers import AutoModelForCausalLM
 
 import tiny
@@ -53,17 +54,6 @@ _TIED: Final = {"tie_word_embeddings": True}
 _WIDE: Final = {"intermediate_size": 256, "num_key_value_heads": 4, "head_dim": ABSENT}
 _EXPERTS: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _EXPERT_KEYS: Final = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
-#: Groups of experts, of which each token has those of the best.
-_GROUPED: Final = {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 32,
-    "n_shared_experts": 2,
-    "n_group": 4,
-    "topk_group": 2,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.5,
-}
 _GROUPED_KEYS: Final = {
     "expert_count": 8,
     "expert_used_count": 3,
@@ -181,14 +171,14 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
     "exaone4": ({"model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 4}, {}),
     "glm4": ({"model_type": "glm4"}, {"rope.dimension_count": 8}),
     "glm4moe": (
-        {"model_type": "glm4_moe", **_GROUPED, "use_qk_norm": True, "attention_bias": True},
+        {"model_type": "glm4_moe", **GROUPED, "use_qk_norm": True, "attention_bias": True},
         {**_GROUPED_KEYS, "rope.dimension_count": 8},
     ),
-    "dots1": ({"model_type": "dots1", **_GROUPED, "norm_topk_prob": True, "sliding_window": None}, _GROUPED_KEYS),
+    "dots1": ({"model_type": "dots1", **GROUPED, "norm_topk_prob": True, "sliding_window": None}, _GROUPED_KEYS),
     "dots1 without norms": (
         {
             "model_type": "dots1",
-            **_GROUPED,
+            **GROUPED,
             "norm_topk_prob": False,
             "sliding_window": None,
             "n_group": 1,
@@ -356,9 +346,9 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
         },
     ),
     "nemotron": ({"model_type": "nemotron"}, {"rope.dimension_count": 8}),
-    "deepseek2": ({"model_type": "deepseek_v3", **_LATENT, **_GROUPED}, {**_LATENT_KEYS, **_GROUPED_KEYS}),
+    "deepseek2": ({"model_type": "deepseek_v3", **_LATENT, **GROUPED}, {**_LATENT_KEYS, **_GROUPED_KEYS}),
     "deepseek2 with a softmax": (
-        {"model_type": "deepseek_v2", **_LATENT, **_GROUPED, "n_group": 1, "topk_group": 1},
+        {"model_type": "deepseek_v2", **_LATENT, **GROUPED, "n_group": 1, "topk_group": 1},
         {
             **_LATENT_KEYS,
             **_GROUPED_KEYS,
@@ -816,18 +806,7 @@ def test_transformers_reads_what_becomes_of_a_file(architecture: str, tmp_path: 
 
 
 def test_multipliers_of_falcon_h1_are_in_the_weights(tmp_path: Path) -> None:
-    multipliers = {
-        "attention_in_multiplier": 1.3,
-        "key_multiplier": 0.6,
-        "attention_out_multiplier": 0.7,
-        "ssm_in_multiplier": 1.2,
-        "ssm_multipliers": [0.9, 1.2, 0.8, 1.1, 0.7],
-        "ssm_out_multiplier": 0.8,
-        "mlp_multipliers": [0.8, 1.2],
-        "embedding_multiplier": 2.0,
-        "lm_head_multiplier": 0.5,
-    }
-    reference = built(FAMILIES["falcon-h1"][0] | multipliers, tmp_path)
+    reference = built(FAMILIES["falcon-h1"][0] | MULTIPLIERS, tmp_path)
     reference.save_pretrained(tmp_path / "model")
     tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
     source = GgufSource(write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32"))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from odd_configs import reference_of
 from reference_decoding import CPU, DictSource, contiguous, greedy, logits, paged, random_prompt, reference_greedy
+from shared_configs import GROUPED
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -49,16 +50,6 @@ _GEMMA4: Final[dict[str, Any]] = {
     "final_logit_softcapping": 30.0,
     "tie_word_embeddings": False,
     "hidden_size_per_layer_input": 0,
-}
-_GROUPED: Final = {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 32,
-    "n_shared_experts": 2,
-    "n_group": 4,
-    "topk_group": 2,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.5,
 }
 _GRANITE: Final = {
     "embedding_multiplier": 3.0,
@@ -139,13 +130,13 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "moe_intermediate_size": 32,
     },
     "youtu": _LATENT,
-    "deepseek_v2": _LATENT | _GROUPED | {"topk_method": "group_limited_greedy"},
-    "deepseek_v2 without groups": _LATENT | _GROUPED | {"model_type": "deepseek_v2", "q_lora_rank": None},
-    "deepseek_v3": _LATENT | _GROUPED,
-    "glm4_moe_lite": _LATENT | _GROUPED | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
+    "deepseek_v2": _LATENT | GROUPED | {"topk_method": "group_limited_greedy"},
+    "deepseek_v2 without groups": _LATENT | GROUPED | {"model_type": "deepseek_v2", "q_lora_rank": None},
+    "deepseek_v3": _LATENT | GROUPED,
+    "glm4_moe_lite": _LATENT | GROUPED | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
     "phimoe": {"num_local_experts": 4, "router_jitter_noise": 0.4, "lm_head_bias": True, "attention_bias": True},
-    "glm4_moe": _GROUPED | {"use_qk_norm": True, "attention_bias": True},
-    "dots1": _GROUPED | {"norm_topk_prob": True, "sliding_window": 24, "max_window_layers": 1},
+    "glm4_moe": GROUPED | {"use_qk_norm": True, "attention_bias": True},
+    "dots1": GROUPED | {"norm_topk_prob": True, "sliding_window": 24, "max_window_layers": 1},
     "exaone_moe": {
         "num_experts": 8,
         "num_experts_per_tok": 3,

@@ -16,6 +16,7 @@ import pytest
 import torch
 from odd_configs import reference_of
 from reference_decoding import CPU, DictSource, ours, random_prompt, reference_greedy
+from shared_configs import MULTIPLIERS
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
@@ -105,15 +106,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     | {
         "attention_bias": True,
         "projectors_bias": True,
-        "attention_in_multiplier": 1.3,
-        "key_multiplier": 0.6,
-        "attention_out_multiplier": 0.7,
-        "ssm_in_multiplier": 1.2,
-        "ssm_multipliers": [0.9, 1.2, 0.8, 1.1, 0.7],
-        "ssm_out_multiplier": 0.8,
-        "mlp_multipliers": [0.8, 1.2],
-        "embedding_multiplier": 2.0,
-        "lm_head_multiplier": 0.5,
+        **MULTIPLIERS,
     },
     "falcon_h1 with a norm": {"model_type": "falcon_h1", **_FALCON, "mamba_rms_norm": True},
     "falcon_h1 with a norm after gates": {
