@@ -40,14 +40,14 @@ def random_tensors(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 def in_steps(
-    compute: Callable[[Sequence[Tensor], RecurrentRows], Tensor],
+    compute: Callable[..., Tensor],
     texts: Sequence[Sequence[Tensor]],
     steps: Sequence[Sequence[int]],
     slots: Sequence[int],
 ) -> list[Tensor]:
     """Return the outputs of each text, computed in steps.
 
-    :param compute: computes the inputs of a step's rows
+    :param compute: computes a step, of each of its inputs and the rows
     :param texts: the inputs of each text, each with a row per token
     """
     starts, parts = [0] * len(texts), [list[Tensor]() for _ in texts]
@@ -56,7 +56,7 @@ def in_steps(
         inputs = [
             torch.cat([text[each][start : start + n] for text, start, n in spans]) for each in range(len(texts[0]))
         ]
-        out = compute(inputs, rows_of(lengths, starts, slots))
+        out = compute(*inputs, rows_of(lengths, starts, slots))
         for own, part in zip(parts, torch.split(out, list(lengths)), strict=True):
             own.append(part)
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
@@ -97,7 +97,7 @@ def test_short_conv_over_steps(name: str) -> None:
     weight, bias = random_tensors(2, (CHANNELS, KERNEL), (CHANNELS,))
     pool = torch.full((NUM_SLOTS, KERNEL - 1, CHANNELS), torch.nan, dtype=torch.float64)
     outputs = in_steps(
-        lambda inputs, rows: short_conv(*inputs, weight, bias, pool, rows), [[text] for text in texts], steps, slots
+        lambda x, rows: short_conv(x, weight, bias, pool, rows), [[text] for text in texts], steps, slots
     )
     for text, own, slot in zip(texts, outputs, slots, strict=True):
         torch.testing.assert_close(own, naive_conv(text, weight, bias), rtol=1e-12, atol=1e-12)
@@ -125,7 +125,7 @@ def test_gated_delta_rule_over_steps(name: str) -> None:
         )
         texts.append([query, key, value, -decay.exp() / 4, strength.sigmoid()])
     pool = torch.full((NUM_SLOTS, VALUE_HEADS, KEY_DIM, VALUE_DIM), torch.nan, dtype=torch.float64)
-    found = in_steps(lambda inputs, rows: gated_delta_rule(*inputs, pool, rows), texts, steps, slots)
+    found = in_steps(lambda q, k, v, d, s, rows: gated_delta_rule(q, k, v, d, s, pool, rows), texts, steps, slots)
     for text, own, slot in zip(texts, found, slots, strict=True):
         outputs, states = naive_delta(*text)
         torch.testing.assert_close(own, outputs, rtol=0, atol=1e-10)
@@ -165,7 +165,7 @@ def test_selective_scan_over_steps(name: str) -> None:
         )
         texts.append([x, write, read, size.exp(), -decay.exp() / 4])
     pool = torch.full((NUM_SLOTS, HEADS, STATE_SIZE, HEAD_DIM), torch.nan, dtype=torch.float64)
-    found = in_steps(lambda inputs, rows: selective_scan(*inputs, pool, rows), texts, steps, slots)
+    found = in_steps(lambda x, w, r, s, d, rows: selective_scan(x, w, r, s, d, pool, rows), texts, steps, slots)
     for text, own, slot in zip(texts, found, slots, strict=True):
         outputs, states = naive_scan(*text)
         torch.testing.assert_close(own, outputs, rtol=0, atol=1e-10)
