@@ -26,6 +26,7 @@ from paged_sdk import (
     ConfigError,
     GgufModelBuilder,
     IsqType,
+    LayerTopology,
     MemoryGpuConfig,
     Model,
     PagedAttentionMeta,
@@ -34,8 +35,10 @@ from paged_sdk import (
     SpeculativeConfig,
     TextModelBuilder,
     TextSpeculativeBuilder,
+    Topology,
     write_gguf,
 )
+from paged_sdk.attention.decompressed import DecompressedHeads, DecompressedRow
 from paged_sdk.build.memory_plan import plan_memory
 from quantized_writers import WRITERS, pack_checkpoint
 from tiny import make_other_checkpoint
@@ -62,6 +65,9 @@ CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
         "first_k_dense_replace": 1,
     },
 }
+# Sizes that the native kernels pack, so that long prompts are decompressed, and quantized projections are in blocks.
+WIDE: Final = {"kv_lora_rank": 128, "qk_nope_head_dim": 32, "v_head_dim": 32}
+LONG: Final = (list(range(3, 203)), [*range(3, 103), *range(300, 380)], [5, 6, 7, 8, 9] * 30, [40, 41] * 50)
 PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, [9] * 70, list(range(100, 133)))
 NUM_TOKENS: Final = 24
 TARGETS: Final = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "down_proj")
@@ -73,6 +79,11 @@ SCORED: Final = SamplingParams(temperature=0.0, max_len=1, prompt_logprobs=0)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family: str = request.param
     return make_other_checkpoint(family, tmp_path_factory.mktemp(family), **CONFIGS[family])
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_other_checkpoint("youtu", tmp_path_factory.mktemp("wide"), **(LATENT | WIDE))
 
 
 @pytest.fixture
@@ -136,6 +147,53 @@ async def test_texts_are_those_of_transformers(checkpoint: Path, name: str) -> N
         stats = model.stats()
         assert stats.blocks_used == 0
         assert (stats.preemptions > 0) == name.startswith("preempted")
+
+
+@needs_library
+@pytest.mark.parametrize("budget", [512, 112])
+async def test_long_prompts_are_decompressed_beside_decodes(
+    wide: Path, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that are cut, and whose first blocks are cached."""
+    attend, found = DecompressedHeads.attend, list[int]()
+
+    def counted(self: DecompressedHeads, row: DecompressedRow, *rest: Any) -> None:
+        found.append(len(row.slots))
+        attend(self, row, *rest)
+
+    monkeypatch.setattr(DecompressedHeads, "attend", counted)
+    reference = reference_of(wide)
+    expected = [continued(reference, prompt) for prompt in LONG]
+    async with builder_of(wide).with_paged_attn(pool(2000)).with_max_num_batched_tokens(budget).build() as model:
+        got = [await model.send_completion_request(prompt, GREEDY) for prompt in LONG[:2]]
+        assert [response.usage.prompt_tokens_details.cached_tokens for response in got] == [0, 96]
+        chunks = [200, 180] if budget == 512 else [112, 200, 180]
+        assert found == [length for length in chunks for _ in range(2)]  # in each of the layers
+        got += await asyncio.gather(*(model.send_completion_request(prompt, GREEDY) for prompt in LONG[2:]))
+        assert [text_of(response) for response in got] == [await model.detokenize(tokens) for tokens in expected]
+
+
+@needs_library
+async def test_quantized_projections(wide: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They are in 8-bit blocks, as the log says and plans count, whether quantized in situ or stored so."""
+    caplog.set_level(logging.INFO, "paged_sdk")
+    file = write_gguf(wide, tmp_path / "model.gguf", type="Q8_0")
+    builders = [builder_of(wide), builder_of(wide).with_isq(IsqType.Q4K), GgufModelBuilder(file).with_force_cpu()]
+    scores = []
+    for builder in builders:
+        async with builder.build() as model:
+            response = await model.send_completion_request(LONG[0], SCORED)
+        logprobs = response.choices[0].prompt_logprobs
+        assert logprobs is not None
+        scores.append(torch.tensor([token.logprob for token in logprobs.content]))
+    assert 0 < (scores[0] - scores[1]).abs().mean() < 0.4 * scores[0].std()
+    assert 0 < (scores[0] - scores[2]).abs().mean() < 0.2 * scores[0].std()
+    assert caplog.text.count("Projections of latent vectors are kept in Q8_0") == 2
+    projections = 2 * 4 * (2 * 32 + 32) * 128  # those of keys in both directions, in two layers
+    plain, own = (plan_memory(each).weight_bytes for each in builders[:2])
+    others = builder_of(wide).with_topology(Topology.empty().with_regex("kv_b_proj", LayerTopology(isq=IsqType.Q4K)))
+    assert plain - plan_memory(others).weight_bytes == projections * 4 - projections * 34 // 32
+    assert own < plain
 
 
 async def test_a_drafter_with_latent_attention(checkpoint: Path) -> None:
@@ -207,7 +265,7 @@ def expected_bytes(path: Path, num_layers: int) -> int:
 async def test_planned_weights_are_those_that_are_loaded(
     checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The projections of latent vectors stay dense, as the log says, and layers that predict tokens are not loaded."""
+    """Projections of odd sizes stay dense, as the log says, and layers that predict tokens are not loaded."""
     caplog.set_level(logging.INFO, "paged_sdk")
     tensors = load_file(checkpoint / "model.safetensors")
     further = {
@@ -222,7 +280,7 @@ async def test_planned_weights_are_those_that_are_loaded(
     for builder, count in ((plain, 0), (quantized, 1)):
         async with builder.build() as model:
             assert await prompt_logprobs(model) is not None
-        assert caplog.text.count("Projections of latent vectors are kept in torch.float32") == count
+        assert caplog.text.count("Projections of latent vectors are kept in float32") == count
 
 
 async def test_what_is_refused(checkpoint: Path) -> None:

@@ -252,6 +252,34 @@ void compare_experts(Levels& levels, const LayerWeights& weights, const Bound& b
   }
 }
 
+// Heads with matrices of their own, those of the query's projection: each with rows of its own, or all with the same.
+void compare_heads(Levels& levels, const LayerWeights& weights, const Bound& bound) {
+  Random random(5);
+  constexpr int kHeads = 4, kTokens = 11;
+  const std::vector<float> x = random.normal(kTokens * kHeads * kHidden);
+  for (const bool shared : {false, true}) {
+    levels.compare(of(shared ? "heads of shared rows" : "heads", weights.query.packed.format, kTokens), bound,
+                   [&](const Run& run) {
+                     std::vector<float> out(kTokens * kHeads * kHeadDim);
+                     paged_head_product_args args{};
+                     args.x = x.data();
+                     args.out = out.data();
+                     args.workspace = run.workspace;
+                     args.weight = weights.query.packed;
+                     args.x_stride = kHeads * kHidden;
+                     args.x_head_stride = shared ? 0 : kHidden;
+                     args.out_stride = kHeads * kHeadDim;
+                     args.out_head_stride = kHeadDim;
+                     args.num_heads = kHeads;
+                     args.num_rows = kTokens;
+                     args.dtype = PAGED_FLOAT32;
+                     args.num_threads = 1;
+                     run.done(paged_head_product(run.level, &args));
+                     return out;
+                   });
+  }
+}
+
 // Two layers, optionally `normed` after each part and in each head: a prompt and a decode, or a decode alone.
 void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_dtype, const Bound& bound, bool experts,
                      bool normed, bool alone) {
@@ -310,6 +338,7 @@ void compare_layers(Levels& levels, int32_t format) {
   Random random(format);
   const LayerWeights weights(format, random);
   const bool pairs = format == PAGED_DENSE_BFLOAT16, has_experts = format < kInHadamard;
+  compare_heads(levels, weights, {kCodes, pairs});
   if (has_experts) compare_experts(levels, weights, {kCodes, pairs});
   for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT8_E4M3, PAGED_Q4}) {
     const bool no_codes = format == PAGED_DENSE_FLOAT32 && cache == PAGED_FLOAT32;

@@ -24,6 +24,7 @@ void paged_pack(int32_t format, const uint8_t* raw, int32_t rows, int32_t cols, 
 void paged_pack_grouped(const paged_grouped_args* args);
 int32_t paged_pack_dense(int32_t level, const paged_dense_args* args);
 int32_t paged_linear(int32_t level, const paged_linear_args* args);
+int32_t paged_head_product(int32_t level, const paged_head_product_args* args);
 int32_t paged_experts(int32_t level, const paged_experts_args* args);
 int32_t paged_attention(int32_t level, const paged_attention_args* args);
 int32_t paged_decoder(int32_t level, const paged_decoder_args* args);

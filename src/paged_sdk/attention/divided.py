@@ -10,6 +10,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, KvStorage
+from paged_sdk.kernels.latent_heads import LatentHeads
 from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.placement import Placement, working_on
 from paged_sdk.kernels.relative_bias import RelativeBias
@@ -136,3 +137,9 @@ class _DividedStep(AttentionStep):
     ) -> Tensor:
         place = self._places[layer]
         return self._steps[place.device].rotate_and_forward(place.number, query_key, value, rotation, sinks)
+
+    def attend_over_latents(
+        self, layer: int, rotated: Tensor, unrotated: Tensor, key: Tensor, heads: LatentHeads, rotation: Rotation
+    ) -> Tensor:
+        place = self._places[layer]
+        return self._steps[place.device].attend_over_latents(place.number, rotated, unrotated, key, heads, rotation)

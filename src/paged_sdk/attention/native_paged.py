@@ -9,12 +9,19 @@ import torch
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionSetup, KvStorage, NativePages
+from paged_sdk.attention.decompressed import (
+    DecompressedHeads,
+    DecompressedRow,
+    most_decompressed_bytes,
+    pays_to_decompress,
+)
 from paged_sdk.attention.in_basis import in_basis
 from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.attention_inputs import Precision
 from paged_sdk.kernels.kv_cache import write_slots
+from paged_sdk.kernels.latent_heads import LatentHeads
 from paged_sdk.kernels.native.huge_pages import HugePages
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.paged_attention import (
@@ -26,6 +33,7 @@ from paged_sdk.kernels.native.paged_attention import (
     native_paged_attention,
 )
 from paged_sdk.kernels.relative_bias import RelativeBias
+from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
 
@@ -51,8 +59,12 @@ def native_storage(setup: AttentionSetup) -> KvStorage:
     """Make the storage of a pool on the CPU, for a setup for which :func:`why_not_native` returns None."""
     workspace = setup.workspace
     assert workspace is not None
+    latent, scratch = setup.model.latent, {}
+    if latent is not None:
+        scratch[setup.device] = most_decompressed_bytes(latent, setup.dtype, setup.engine.max_model_len)
     return KvStorage(
-        make=partial(NativePagedBackend, setup.model, setup.pool, workspace=workspace, precision=setup.precision)
+        make=partial(NativePagedBackend, setup.model, setup.pool, workspace=workspace, precision=setup.precision),
+        scratch=scratch,
     )
 
 
@@ -92,6 +104,8 @@ class NativePagedBackend(PagedBackend):
                 for cache, scores in zip(self._layers, self._scores, strict=True)
             ),
         )
+        latent = config.latent
+        self._decompressing = None if latent is None else DecompressedHeads(latent, workspace, settings.dtype)
 
     @property
     def native_pages(self) -> NativePages:
@@ -116,7 +130,32 @@ class NativePagedBackend(PagedBackend):
             read = cumulated(torch.tensor([part.num_logits for part in parts]))
         native_rows = NativeRows(torch.from_numpy(arrays.slot_mapping), batch, num_generating, read)
         positions = None if self._max_positions is None else self._where_offsets(new_positions(rows))
-        return in_basis(_NativePagedStep(self._pages, native_rows, positions), self._layers)
+        if self._decompressing is None:
+            return in_basis(_NativePagedStep(self._pages, native_rows, positions), self._layers)
+        prompts = self._prompts(parts, in_chunks, firsts)
+        others = torch.tensor([prompt is None for prompt in prompts])
+        return _DecompressingStep(
+            self._pages,
+            native_rows,
+            positions,
+            self._decompressing,
+            [prompt for prompt in prompts if prompt is not None],
+            batch.part(others) if bool(others.any()) else None,
+        )
+
+    def _prompts(
+        self, parts: Sequence[StepRow], in_chunks: Sequence[bool], bidirectional_from: Sequence[int]
+    ) -> list[DecompressedRow | None]:
+        """Return for each part whether it attends over decompressed keys: causal prompts do for which it pays."""
+        latent, first = self._config.latent, 0
+        assert latent is not None
+        found: list[DecompressedRow | None] = []
+        for part, is_prompt, seen_by_all in zip(parts, in_chunks, bidirectional_from, strict=True):
+            last = first + part.num_new_tokens
+            pays = is_prompt and seen_by_all < 0 and pays_to_decompress(latent, part.num_new_tokens, part.end)
+            found.append(DecompressedRow(first, last, self._tensor(self._slots(part, 0))) if pays else None)
+            first = last
+        return found
 
 
 def _by_form(rows: Sequence[StepRow], *, is_bidirectional: bool) -> tuple[list[StepRow], list[bool], list[int], int]:
@@ -204,3 +243,47 @@ class _NativePagedStep(AttentionStep):
         pages = self._pages
         cache = pages.caches[layer]
         return native_paged_attention(pages.workspace, query, cache, self._rows.batch, pages.shapes[layer], sinks=sinks)
+
+
+class _DecompressingStep(_NativePagedStep):
+    """Attends with some prompts over keys and values of heads, and with all other rows over latent vectors.
+
+    :param others: the other rows, and the indices of their tokens; None: there are none
+    """
+
+    def __init__(
+        self,
+        pages: NativePages,
+        rows: NativeRows,
+        positions: Tensor | None,
+        decompressing: DecompressedHeads,
+        prompts: Sequence[DecompressedRow],
+        others: tuple[Tensor, VarlenBatch] | None,
+    ) -> None:
+        super().__init__(pages, rows, positions)
+        self._decompressing = decompressing
+        self._prompts = prompts
+        self._others = others
+
+    def attend_over_latents(
+        self, layer: int, rotated: Tensor, unrotated: Tensor, key: Tensor, heads: LatentHeads, rotation: Rotation
+    ) -> Tensor:
+        if not (self._prompts and heads.decompresses):
+            return super().attend_over_latents(layer, rotated, unrotated, key, heads, rotation)
+        pages, new = self._pages, key[:, None]
+        cache, shape = pages.caches[layer], pages.shapes[layer]
+        rotation.rotate_(rotated)
+        rotation.rotate_(new)
+        write_slots(new, new, cache, self._rows.slots, self._positions)
+        out = rotated.new_empty(len(rotated), heads.num_heads, heads.value_dim)
+        for prompt in self._prompts:
+            self._decompressing.attend(prompt, rotated, unrotated, cache, heads, shape, out)
+        if self._others is not None:
+            tokens, batch = self._others
+            rope_dim = rotated.shape[-1]
+            query = rotated.new_empty(len(tokens), heads.num_heads, key.shape[-1])
+            query[..., :rope_dim] = rotated[tokens]
+            heads.absorb(unrotated[tokens], query[..., rope_dim:])
+            attended = native_paged_attention(pages.workspace, query, cache, batch, shape)
+            out[tokens] = heads.values(attended[..., rope_dim:])
+        return out

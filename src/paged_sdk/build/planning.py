@@ -23,6 +23,7 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import DRAFT_MODEL, read_environment
 from paged_sdk.config.isq import IsqFamily, IsqType
+from paged_sdk.config.latent_attention import LatentAttentionConfig
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, tensor_type_of
@@ -64,7 +65,7 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
         library = load() if any(device.type == "cpu" for device in devices) else None
         workspace = None if library is None else Workspace(library, num_threads=1)
         policy = weight_policy(checkpoint, settings, environment, dtype, placed, workspace, None)
-        weights = _bytes_by_device(checkpoint.source, policy, placed, dtype)
+        weights = _bytes_by_device(checkpoint.source, policy, placed, dtype, plan.config.latent)
         if encoder is not None:
             weights[devices[0]] = weights.get(devices[0], 0) + encoder.num_elements * dtype.itemsize
     finally:
@@ -130,9 +131,16 @@ def _with_smallest_pool(
 
 
 def _bytes_by_device(
-    source: WeightSource, policy: WeightPolicy, placed: PlacedNames, dtype: torch.dtype
+    source: WeightSource,
+    policy: WeightPolicy,
+    placed: PlacedNames,
+    dtype: torch.dtype,
+    latent: LatentAttentionConfig | None,
 ) -> dict[torch.device, int]:
-    """Return the size of the weights on each device, in bytes, without layers that predict further tokens."""
+    """Return the size of the weights on each device, in bytes, without layers that predict further tokens.
+
+    :param latent: the model's latent attention, if it has any
+    """
     found: dict[torch.device, int] = {}
     own, placement = placed.tensor_names, placed.placement
     roles = {} if own is None else {own.table: Role.EMBEDDING, f"{own.head}.weight": Role.HEAD}
@@ -142,14 +150,19 @@ def _bytes_by_device(
             continue
         devices = placed.devices_of(re.compile(f"^{re.escape(name)}$"))
         device = devices[0] if devices else placement.head
-        found[device] = found.get(device, 0) + _bytes_of(
-            source,
-            name,
-            DENSE if own is not None and own.is_decoded(name) else policy,
-            roles.get(name, Role.LINEAR),
-            dtype,
-            is_decoded=device in policy.decoded_on,
-        )
+        if own is not None and latent is not None and name.endswith(f".{own.latent_up}.weight"):
+            named = NamedMatrix(name, source.matrix(name))
+            num_bytes = policy.latent_bytes(named, latent, dtype=dtype, device=device)
+        else:
+            num_bytes = _bytes_of(
+                source,
+                name,
+                DENSE if own is not None and own.is_decoded(name) else policy,
+                roles.get(name, Role.LINEAR),
+                dtype,
+                is_decoded=device in policy.decoded_on,
+            )
+        found[device] = found.get(device, 0) + num_bytes
     return found
 
 

@@ -60,7 +60,7 @@ def activations_of(
     group: Group | None = None,
 ) -> dict[torch.device, int]:
     """Measure the bytes that steps need besides weights and KV on each CUDA device: the largest launched step, recorded
-    steps, sampling, workspaces, scratch and a reserve.
+    steps, sampling, workspaces, scratch and a reserve. Of other devices, only the scratch is known.
 
     :param processors: logits processors, which may keep state on the logits' device
     :param group: the tensor-parallel ranks, all of which call this at the same time; None: one process
@@ -68,7 +68,7 @@ def activations_of(
     """
     if group is not None:
         model = LockstepModel(model, group)
-    found: dict[torch.device, int] = {}
+    found = {device: scratch for device, scratch in storage.scratch.items() if scratch and device.type != "cuda"}
     for device in placement.devices:
         if device.type != "cuda" or not config.paged:
             continue

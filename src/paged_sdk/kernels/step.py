@@ -12,6 +12,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from paged_sdk.kernels.latent_heads import LatentHeads
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.lora_slots import SlotRows
 from paged_sdk.kernels.native.paged_attention import NativeRows
@@ -78,6 +79,30 @@ class AttentionStep(ABC):
         rotation.rotate_(query_key)
         num_heads = query_key.shape[1] - value.shape[1]
         return self.forward(layer, query_key[:, :num_heads], query_key[:, num_heads:], value, sinks)
+
+    def attend_over_latents(
+        self, layer: int, rotated: Tensor, unrotated: Tensor, key: Tensor, heads: LatentHeads, rotation: Rotation
+    ) -> Tensor:
+        """Rotate, write the new latent vectors to the cache, then attend with all heads.
+
+        This absorbs the projections into queries and results, so that the one key of a token is the value of all heads,
+        too: right for decodes, which read each key once. Steps may decompress keys and values instead.
+
+        :param rotated: ``[num_tokens, num_heads, rope_dim]``: the elements of queries that are rotated; may be changed
+        :param unrotated: ``[num_tokens, num_heads, nope_dim]``: the others, may be a view
+        :param key: ``[num_tokens, rope_dim + rank]``: the elements that are rotated, then the latent vector; may be
+            changed
+        :param rotation: the rotary embedding at the tokens' positions
+        :returns: ``[num_tokens, num_heads, value_dim]``
+        """
+        rope_dim = rotated.shape[-1]
+        query_key = rotated.new_empty(len(rotated), heads.num_heads + 1, key.shape[-1])
+        query_key[:, :-1, :rope_dim] = rotated
+        heads.absorb(unrotated, query_key[:, :-1, rope_dim:])
+        query_key[:, -1] = key
+        attended = self.rotate_and_forward(layer, query_key, query_key[:, -1:], rotation)
+        # What attention makes of rotated elements as values is not used.
+        return heads.values(attended[..., rope_dim:])
 
 
 @frozen(eq=False)

@@ -104,7 +104,7 @@ class TensorNames:
     :ivar down: last projection of an MLP
     :ivar layer_inputs: within the body, the second table of embeddings, the projection of embeddings beside it, and its
         norm (:class:`~paged_sdk.config.layer_shape.LayerInputConfig`)
-    :ivar decoded: matrices within a layer that are kept in the model's dtype, whatever the others are quantized to
+    :ivar latent_up: projection of latent vectors to keys and values, within a layer
     :ivar experts: possible names of mixtures of experts; the first whose router is in the checkpoint are used. Routers
         are kept in the model's dtype, too
     :ivar unused: prefixes of tensors that nothing here reads, such as layers that predict further tokens
@@ -126,7 +126,7 @@ class TensorNames:
         "per_layer_model_projection",
         "per_layer_projection_norm",
     )
-    decoded: tuple[str, ...] = ("self_attn.kv_b_proj",)
+    latent_up: str = "self_attn.kv_b_proj"
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)
     unused: tuple[str, ...] = ()
 
@@ -147,8 +147,7 @@ class TensorNames:
 
     def is_decoded(self, name: str) -> bool:
         """Return whether a layer's matrix is kept in the model's dtype, whatever the others are quantized to."""
-        routers = (f"{each.block}.{each.router}" for each in self.experts)
-        return name.endswith(tuple(f".{each}.weight" for each in (*self.decoded, *routers)))
+        return name.endswith(tuple(f".{each.block}.{each.router}.weight" for each in self.experts))
 
     def is_decoders(self, name: str) -> bool:
         """Return whether a tensor belongs to the decoder; a checkpoint may hold an image encoder, too."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.latent_attention import LatentAttentionConfig
+from paged_sdk.kernels.latent_heads import LatentHeads
 from paged_sdk.kernels.rotary import Rotation, side_by_side_to_halves
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import RMSNorm
@@ -17,19 +18,16 @@ __all__ = ["LatentAttentionBlock", "load_latent_attention_block"]
 
 
 class LatentAttentionBlock:
-    """Runs latent attention over the latent vectors themselves: keys and values of the heads are never computed.
+    """Runs latent attention: the KV cache holds latent vectors, of which keys and values of the heads are projections.
 
-    A head's key is a projection of a token's latent vector, so its product with a query is that of the latent vector
-    with the query after the transposed projection. Outputs are projected likewise: a weighted sum of values is the
-    projection of the weighted sum of latent vectors. So there is one key per token for all heads, the rotated elements
-    and then the latent vector, and it is the value, too; what attention returns of its rotated elements is not used.
+    There is one key per token for all heads, the rotated elements and then the latent vector. How a step attends over
+    them is its own choice (:meth:`~paged_sdk.kernels.step.AttentionStep.attend_over_latents`).
 
     :param query: projects the hidden state to queries of all heads, or to the vector that they are projected from
     :param query_norm: norms that vector, which ``query_up`` projects to queries; both None: there is none
     :param latent: projects to the latent vector, and to the elements of the key that are rotated
     :param latent_norm: norms the latent vector
-    :param key_up: the projections of keys, ``[num_heads, nope_dim, rank]``
-    :param value_up: the transposed projections of values, ``[num_heads, rank, value_dim]``
+    :param heads: projects between latent vectors and heads
     """
 
     def __init__(
@@ -43,8 +41,7 @@ class LatentAttentionBlock:
         query_up: Linear | None,
         latent: Linear,
         latent_norm: RMSNorm,
-        key_up: Tensor,
-        value_up: Tensor,
+        heads: LatentHeads,
         output: Linear,
     ) -> None:
         self.query = query
@@ -52,8 +49,7 @@ class LatentAttentionBlock:
         self.query_up = query_up
         self.latent = latent
         self.latent_norm = latent_norm
-        self.key_up = key_up
-        self.value_up = value_up
+        self.heads = heads
         self.output = output
         self._shape = shape
         self._layer = layer
@@ -75,13 +71,13 @@ class LatentAttentionBlock:
         queries = torch.unflatten(self._queries(x, ctx), -1, (-1, shape.query_dim))
         unrotated, rotated = queries[..., : shape.nope_dim], queries[..., shape.nope_dim :]
         latent = self.latent.forward(x, ctx)
-        query_key = x.new_empty(len(x), queries.shape[1] + 1, shape.key_dim)
-        query_key[:, :-1, : shape.rope_dim] = self._halves(rotated)
-        query_key[:, :-1, shape.rope_dim :] = _of_each_head(unrotated, self.key_up)
-        query_key[:, -1, : shape.rope_dim] = self._halves(latent[:, shape.rank :])
-        query_key[:, -1, shape.rope_dim :] = self.latent_norm.forward(latent[:, : shape.rank])
-        attended = ctx.attention.rotate_and_forward(self._layer, query_key, query_key[:, -1:], rotation)
-        return self.output.forward(_of_each_head(attended[..., shape.rope_dim :], self.value_up).flatten(1), ctx)
+        key = x.new_empty(len(x), shape.key_dim)
+        key[:, : shape.rope_dim] = self._halves(latent[:, shape.rank :])
+        key[:, shape.rope_dim :] = self.latent_norm.forward(latent[:, : shape.rank])
+        attended = ctx.attention.attend_over_latents(
+            self._layer, self._halves(rotated), unrotated, key, self.heads, rotation
+        )
+        return self.output.forward(attended.flatten(1), ctx)
 
     def _queries(self, x: Tensor, ctx: StepContext) -> Tensor:
         queries = self.query.forward(x, ctx)
@@ -92,16 +88,6 @@ class LatentAttentionBlock:
     def _halves(self, rotated: Tensor) -> Tensor:
         """Return elements that are rotated in the order of the kernels, in which pairs are half a vector apart."""
         return side_by_side_to_halves(rotated, self._shape.rope_dim) if self._rope.interleaved else rotated
-
-
-def _of_each_head(heads: Tensor, matrices: Tensor) -> Tensor:
-    """Multiply each head with its own matrix.
-
-    :param heads: ``[num_tokens, num_heads, n]``
-    :param matrices: ``[num_heads, n, m]``
-    :returns: ``[num_tokens, num_heads, m]``
-    """
-    return torch.bmm(heads.transpose(0, 1), matrices).transpose(0, 1)
 
 
 def load_latent_attention_block(
@@ -131,11 +117,6 @@ def load_latent_attention_block(
         query_up = loader.linear(
             [f"{name}q_b_proj"], in_features=shape.query_rank, out_features=(query_size,), rows=own_queries
         )
-    height = shape.nope_dim + shape.value_dim
-    up = loader.decoded(
-        f"{name}kv_b_proj.weight", config.num_heads * height, shape.rank, what="Projections of latent vectors"
-    )[shard.of_heads(height)]
-    key_up, value_up = torch.split(torch.unflatten(up, 0, (-1, height)), [shape.nope_dim, shape.value_dim], 1)
     return LatentAttentionBlock(
         config,
         shape,
@@ -150,8 +131,7 @@ def load_latent_attention_block(
             bias=config.qkv_bias,
         ),
         latent_norm=RMSNorm(loader.tensor(f"{name}kv_a_layernorm.weight", shape.rank), shape.norm_eps),
-        key_up=key_up.contiguous(),
-        value_up=value_up.transpose(1, 2).contiguous(),
+        heads=loader.latent_heads(f"{name}kv_b_proj.weight", config.num_heads, shape),
         output=loader.linear(
             [f"{name}o_proj"],
             in_features=config.num_heads * shape.value_dim,

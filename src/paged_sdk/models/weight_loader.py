@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
+from paged_sdk.config.latent_attention import LatentAttentionConfig
 from paged_sdk.errors import ConfigError, UnsupportedQuantizationError, shown
 from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.latent_heads import LatentHeads
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.quantized.reordered_matrix import JoinedMatrix
@@ -117,15 +119,22 @@ class WeightLoader:
         self.loaded(name)
         return tensor
 
-    def decoded(self, name: str, *shape: int, what: str) -> Tensor:
-        """Load one matrix in the model's dtype, whatever the others are quantized to. The log says so if they are.
+    def latent_heads(self, name: str, num_heads: int, shape: LatentAttentionConfig) -> LatentHeads:
+        """Load the projections between latent vectors and the shard's heads. The log says what they are stored as if
+        the model's matrices are quantized.
 
-        :param what: what such matrices are, in the plural; begins the log's sentence
+        :param name: the name of ``[num_heads * (nope_dim + value_dim), rank]``: of each head the projection of keys,
+            then that of values
+        :param num_heads: heads of the whole model
         :raises CheckpointError: the tensor is missing or has another shape
         """
-        if self._policy.is_quantized(self.matrix(name, *shape), Role.LINEAR):
-            self.note(f"{what} are kept in {self._dtype}: only the other matrices are quantized.")
-        return self.tensor(name, *shape)
+        height = shape.nope_dim + shape.value_dim
+        named = self.part(self.matrix(name, num_heads * height, shape.rank), self.shard.of_heads(height), None)
+        heads = self._policy.latent_heads(named, shape, dtype=self._dtype, device=self._device)
+        if self._policy.is_quantized_on(self._device, named):
+            self.note(f"Projections of latent vectors are kept in {heads.format}, whatever other matrices are kept in.")
+        self.loaded(name)
+        return heads
 
     def ones(self, *shape: int) -> Tensor:
         """Return a tensor of ones in place of one that the checkpoint lacks."""

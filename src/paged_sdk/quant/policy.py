@@ -12,7 +12,9 @@ from attrs import evolve, field, frozen
 from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
+from paged_sdk.config.latent_attention import LatentAttentionConfig
 from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.latent_heads import LatentHeads
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.own_pages import own_pages
@@ -26,6 +28,7 @@ from paged_sdk.quant.embedding import DenseEmbedding, Embedding
 from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place, find_forms
 from paged_sdk.quant.isq import blocks_for, blocks_of, can_be_quantized, for_head, quantize_stored
+from paged_sdk.quant.latent_heads import latent_bytes, make_latent_heads
 from paged_sdk.quant.linear import Linear, concatenated_biases
 from paged_sdk.quant.reordered_input import ReorderedInputLinear
 from paged_sdk.quant.side_by_side import SideBySideLinear
@@ -189,6 +192,32 @@ class WeightPolicy:
                 return made
         stacks = _decoded_stack(gate_up, place), _decoded_stack(down, place)
         return DenseExperts(*stacks, extras, join, activation=activation)
+
+    def latent_heads(
+        self, named: NamedMatrix, shape: LatentAttentionConfig, *, dtype: torch.dtype, device: torch.device
+    ) -> LatentHeads:
+        """Make a layer's projections between latent vectors and heads.
+
+        :param named: ``[num_heads * (nope_dim + value_dim), rank]``: of each head the projection of keys, then that of
+            values
+        """
+        place, is_quantized = self._place(dtype, device), self.is_quantized_on(device, named)
+        # What is quantized is not rounded to the model's dtype first.
+        up = named.matrix.decoded() if is_quantized and place.workspace is not None else place.decoded(named.matrix)
+        return make_latent_heads(up, shape, place, is_quantized=is_quantized)
+
+    def latent_bytes(
+        self, named: NamedMatrix, shape: LatentAttentionConfig, *, dtype: torch.dtype, device: torch.device
+    ) -> int:
+        """Return the bytes that :meth:`latent_heads` will take."""
+        num_heads = named.matrix.shape[0] // (shape.nope_dim + shape.value_dim)
+        is_quantized = self.is_quantized_on(device, named)
+        return latent_bytes(num_heads, shape, self._place(dtype, device), is_quantized=is_quantized)
+
+    def is_quantized_on(self, device: torch.device, named: NamedMatrix) -> bool:
+        """Return whether a matrix of a layer is stored quantized on a device if a form can serve it."""
+        is_kept = self.keep_blocks and device not in self.decoded_on and not named.matrix.is_dense
+        return is_kept or self.isq_of(named, Role.LINEAR) is not None
 
     def embedding(
         self, table: NamedMatrix, *, scale: float | None, dtype: torch.dtype, device: torch.device

@@ -21,6 +21,7 @@ from paged_sdk.kernels.native.structures import (
     Dense,
     Experts,
     Grouped,
+    HeadProduct,
     Linear,
     Norm,
     Quantize,
@@ -125,6 +126,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_gains_in_hadamard.argtypes = (c_int32, c_int32)
     functions.paged_gains_in_hadamard.restype = c_int32
     functions.paged_linear.argtypes = (c_int32, POINTER(Linear))
+    functions.paged_head_product.argtypes = (c_int32, POINTER(HeadProduct))
     functions.paged_experts.argtypes = (c_int32, POINTER(Experts))
     functions.paged_attention.argtypes = (c_int32, POINTER(Attention))
     functions.paged_decoder.argtypes = (c_int32, POINTER(Decoder))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import addressof, byref
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -24,9 +25,19 @@ from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.structures import DTYPES, Linear, Weight
 
-__all__ = ["NativeLinear", "check_matrix", "check_weights", "describe", "float_vector", "pointer", "same_order"]
+__all__ = [
+    "NATIVE_FLOATS",
+    "NativeLinear",
+    "check_matrix",
+    "check_weights",
+    "describe",
+    "float_vector",
+    "pointer",
+    "same_order",
+]
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+NATIVE_FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of the rows that the kernels multiply."""
 
 
 def float_vector(name: str, vector: Tensor | None, size: int) -> Tensor | None:
@@ -85,7 +96,7 @@ def check_matrix(
     name: str,
     rows: Tensor,
     shape: tuple[int, int],
-    dtypes: tuple[torch.dtype, ...] = _FLOATS,
+    dtypes: tuple[torch.dtype, ...] = NATIVE_FLOATS,
 ) -> None:
     """Check that the kernels can read or write a floating-point matrix in place.
 

@@ -20,6 +20,7 @@ __all__ = [
     "Dense",
     "Experts",
     "Grouped",
+    "HeadProduct",
     "Heads",
     "Layer",
     "Linear",
@@ -77,6 +78,25 @@ class Linear(Structure):
         ("num_threads", c_int32),
         ("norm_eps", c_float),
         ("reserved", c_int32),
+    )
+
+
+class HeadProduct(Structure):
+    """Mirrors ``paged_head_product_args``: the arguments of products of heads with matrices of their own."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("out", c_void_p),
+        ("workspace", c_void_p),
+        ("weight", Weight),
+        ("x_stride", c_int64),
+        ("x_head_stride", c_int64),
+        ("out_stride", c_int64),
+        ("out_head_stride", c_int64),
+        ("num_heads", c_int32),
+        ("num_rows", c_int32),
+        ("dtype", c_int32),
+        ("num_threads", c_int32),
     )
 
 

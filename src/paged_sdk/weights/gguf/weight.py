@@ -13,7 +13,7 @@ from torch import Tensor
 from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.kernels.quantized.gguf_blocks import block_format, dequantize
 from paged_sdk.kernels.quantized.reordered_matrix import JoinedMatrix, ReorderedColumns
-from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.kernels.quantized.stored_matrix import DecodedMatrix, DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.weights.gguf.tensor import GgufTensor, stored_matrix
 from paged_sdk.weights.qkv_order import runs
 
@@ -173,8 +173,18 @@ class LatentUpWeight:
         return torch.cat([self.of_keys.values(dtype).mT, self.of_values.values(dtype)], 1).flatten(0, 1)
 
     def matrix(self) -> StoredMatrix:
-        """Return the matrix, decoded: a block of the keys' has elements of several rows."""
-        return DenseMatrix(self.values(torch.float32))
+        """Return the matrix's values: a block of the keys' has elements of several rows."""
+        values = DenseMatrix(self.values(torch.float32))
+        return _QuantizedValues(values) if self.is_quantized else values
+
+
+class _QuantizedValues(DecodedMatrix):
+    """Wraps the values of a matrix that is stored quantized, in blocks that cannot be multiplied as its rows."""
+
+    @property
+    def is_dense(self) -> bool:
+        """Return False."""
+        return False
 
 
 def _read_in_order(rows: UnreadRows, order: Tensor, first: int, last: int) -> Tensor:

@@ -106,6 +106,23 @@ struct paged_linear_args {
   int32_t reserved;
 };
 
+// out[m, h, :] = W_h . x[m, h, :] for num_heads matrices that the weight stacks vertically, each with a multiple of 16
+// rows and no bias. With x_head_stride 0, all heads have the same rows of x.
+struct paged_head_product_args {
+  const void* x;
+  void* out;  // of the same dtype; strides are in elements
+  paged_workspace* workspace;
+  paged_weight weight;
+  int64_t x_stride;
+  int64_t x_head_stride;
+  int64_t out_stride;
+  int64_t out_head_stride;
+  int32_t num_heads;
+  int32_t num_rows;
+  int32_t dtype;
+  int32_t num_threads;
+};
+
 // All-reduce: sums `count` numbers at `data` over the ranks, in place. Only one thread calls it at a time.
 using PagedSum = void (*)(void* group, float* data, int64_t count);
 

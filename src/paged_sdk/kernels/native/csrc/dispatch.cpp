@@ -160,6 +160,10 @@ PAGED_EXPORT int32_t paged_linear(int32_t level, const paged_linear_args* args) 
   return paged::level_at(level).kernels->linear(*args);
 }
 
+PAGED_EXPORT int32_t paged_head_product(int32_t level, const paged_head_product_args* args) {
+  return paged::level_at(level).kernels->head_product(*args);
+}
+
 // Also returns 3 if an expert id is out of range.
 PAGED_EXPORT int32_t paged_experts(int32_t level, const paged_experts_args* args) {
   return paged::level_at(level).kernels->experts(*args);

@@ -9,6 +9,7 @@
 #include "decoder.h"
 #include "experts.h"
 #include "gated_delta.h"
+#include "head_product.h"
 #include "mamba2.h"
 #include "pack_dense.h"
 #include "pages.h"
@@ -41,6 +42,15 @@ int linear(const paged_linear_args& args) {
   const Operand rows = Operand::at(scratch, weight, args.num_rows);
   const ThreadSums own{scratch + activations, sums};
   run_job(args.num_threads, [&](Job& job) { return run_linear(job, args, rows, own); });
+  return kOk;
+}
+
+int head_product(const paged_head_product_args& args) {
+  uint8_t* memory = reserve(*args.workspace, HeadScratch::bytes_of(args));
+  if (memory == nullptr) return kNoMemory;
+  Arena arena(memory);
+  const HeadScratch scratch = HeadScratch::at(arena, args);
+  run_job(args.num_threads, [&](Job& job) { return run_head_product(job, args, scratch); });
   return kOk;
 }
 
@@ -168,8 +178,8 @@ int mamba2(const paged_mamba2_args& args) {
 
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, experts, attention, decoder, quantize, quantize_groups,
-                                     rows, norm, argmax, short_conv, gated_delta, mamba2,
+extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, head_product, experts, attention, decoder, quantize,
+                                     quantize_groups, rows, norm, argmax, short_conv, gated_delta, mamba2,
                                      pack_dense};
 
 }  // namespace paged

@@ -8,6 +8,7 @@ namespace paged {
 struct KernelTable {
   bool (*gains_in_hadamard)(int32_t format);
   int (*linear)(const paged_linear_args& args);
+  int (*head_product)(const paged_head_product_args& args);
   int (*experts)(const paged_experts_args& args);
   int (*attention)(const paged_attention_args& args);
   int (*decoder)(const paged_decoder_args& args);

@@ -62,47 +62,78 @@ inline int64_t product_cost(int panels, int cols, int num_rows) {
   return static_cast<int64_t>(panels) * kPanelRows * cols * (num_rows < kMemoryBoundRows ? kMemoryBoundRows : num_rows);
 }
 
+// Rows that are converted together.
+inline int prepared_together(const paged_weight& weight) { return is_hadamard(weight) ? kTokenTile : 1; }
+
+// Converts tiles [first, last) of the rows of x, whose columns are in the weight's order.
+inline void prepare_tiles(const paged_weight& weight, const Matrix& x, const float* norm_weight, float eps,
+                          const Operand& out, int64_t first, int64_t last) {
+  if (is_hadamard(weight)) {
+    hadamard_tiles(x, norm_weight, eps, out.hadamard, first, last);
+  } else if (is_dense(weight.format)) {
+    prepare_dense_rows(weight, x, norm_weight, eps, out.dense, first, last);
+  } else {
+    for (int64_t row = first; row < last; ++row)
+      quantize_row(x, row, weight.cols, norm_weight, eps, out.groups, row);
+  }
+}
+
 // Converts rows of x, times 1 / rms and norm_weight if given, to the form that the weight multiplies, with columns in
 // its order.
 inline auto prepare_rows(Job& job, const paged_weight& weight, Matrix x, const float* norm_weight, float eps,
                          const Operand& out) {
   x.order = weight.order;
-  const int unit = is_hadamard(weight) ? kTokenTile : 1;
+  const int unit = prepared_together(weight);
   return job.phase((out.num_rows + unit - 1) / unit, unit * row_cost(weight.cols),
-                   [&weight, x, norm_weight, eps, out](int64_t first, int64_t last, int thread) {
-                     if (is_hadamard(weight)) {
-                       hadamard_tiles(x, norm_weight, eps, out.hadamard, first, last);
-                     } else if (is_dense(weight.format)) {
-                       prepare_dense_rows(weight, x, norm_weight, eps, out.dense, first, last);
-                     } else {
-                       for (int64_t row = first; row < last; ++row)
-                         quantize_row(x, row, weight.cols, norm_weight, eps, out.groups, row);
-                     }
+                   [&weight, x, norm_weight, eps, out](int64_t first, int64_t last, int) {
+                     prepare_tiles(weight, x, norm_weight, eps, out, first, last);
                    });
 }
 
-// out[:, concat of the weights' rows] = x . W^T
+// out[:, concat of the weights' rows] = x . W^T, in units that threads claim.
+struct Product {
+  const paged_weight* weights;
+  Operand x;
+  Output out;
+  ThreadSums sums;
+  bool hadamard, dense;
+  int64_t total;  // panels of all weights, or pairs of panels in the Hadamard form
+  int unit;       // of these, how many are multiplied together
+
+  Product(const paged_weight* weights, int num_weights, const Operand& x, const Output& out, const ThreadSums& sums)
+      : weights(weights),
+        x(x),
+        out(out),
+        sums(sums),
+        hadamard(is_hadamard(weights[0])),
+        dense(is_dense(weights[0].format)),
+        total(0),
+        unit(dense ? dense_unit(weights[0], x.num_rows) : 1) {
+    for (int i = 0; i < num_weights; ++i) total += hadamard ? hadamard_pairs(weights[i]) : num_panels(weights[i].rows);
+  }
+
+  int64_t units() const { return (total + unit - 1) / unit; }
+  int64_t cost() const {
+    return hadamard ? product_cost(2, weights[0].cols, hadamard_rows_paid(x.num_rows))
+                    : product_cost(unit, weights[0].cols, x.num_rows);
+  }
+  void operator()(int64_t first, int64_t last, int thread) const {
+    first *= unit;
+    last = last * unit < total ? last * unit : total;
+    if (hadamard) {
+      multiply_hadamard(weights, x.hadamard, out, first, last, thread);
+    } else if (dense) {
+      multiply_dense_weights(weights, x.dense, out, sums.of(thread), first, last);
+    } else {
+      multiply_packed(weights, x.groups, out, sums.of(thread), first, last);
+    }
+  }
+};
+
 inline auto multiply(Job& job, const paged_weight* weights, int num_weights, const Operand& x, const Output& out,
                      const ThreadSums& sums) {
-  const bool hadamard = is_hadamard(weights[0]), dense = is_dense(weights[0].format);
-  int64_t total = 0;
-  for (int i = 0; i < num_weights; ++i) total += hadamard ? hadamard_pairs(weights[i]) : num_panels(weights[i].rows);
-  // Several dense panels are multiplied together.
-  const int unit = dense ? dense_unit(weights[0], x.num_rows) : 1;
-  const int64_t cost = hadamard ? product_cost(2, weights[0].cols, hadamard_rows_paid(x.num_rows))
-                                : product_cost(unit, weights[0].cols, x.num_rows);
-  return job.phase((total + unit - 1) / unit, cost,
-                   [weights, hadamard, dense, total, unit, x, out, sums](int64_t first, int64_t last, int thread) {
-                     first *= unit;
-                     last = last * unit < total ? last * unit : total;
-                     if (hadamard) {
-                       multiply_hadamard(weights, x.hadamard, out, first, last, thread);
-                     } else if (dense) {
-                       multiply_dense_weights(weights, x.dense, out, sums.of(thread), first, last);
-                     } else {
-                       multiply_packed(weights, x.groups, out, sums.of(thread), first, last);
-                     }
-                   });
+  const Product product(weights, num_weights, x, out, sums);
+  return job.phase(product.units(), product.cost(), product);
 }
 
 // Whether the activations between gate/up and down are computed directly in down's form. With dense weights they are:
