@@ -19,7 +19,7 @@ from paged_sdk.attention.in_basis import in_basis
 from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.kernels.attention_inputs import Precision
+from paged_sdk.kernels.attention_inputs import LearnedScores, Precision
 from paged_sdk.kernels.kv_cache import write_slots
 from paged_sdk.kernels.latent_heads import LatentHeads
 from paged_sdk.kernels.native.huge_pages import HugePages
@@ -32,7 +32,6 @@ from paged_sdk.kernels.native.paged_attention import (
     cumulated,
     native_paged_attention,
 )
-from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
@@ -225,22 +224,12 @@ class _NativePagedStep(AttentionStep):
     def native_rows(self) -> NativeRows:
         return self._rows
 
-    def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
-        assert relative is None, "not chosen for models with relative biases"
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         write_slots(key, value, self._pages.caches[layer], self._rows.slots, self._positions)
-        return self.attend(layer, query, sinks)
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        pages = self._pages
+    def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:
+        assert learned is None or learned.relative is None, "not chosen for models with relative biases"
+        pages, sinks = self._pages, None if learned is None else learned.sinks
         cache = pages.caches[layer]
         return native_paged_attention(pages.workspace, query, cache, self._rows.batch, pages.shapes[layer], sinks=sinks)
 
@@ -274,7 +263,7 @@ class _DecompressingStep(_NativePagedStep):
         cache, shape = pages.caches[layer], pages.shapes[layer]
         rotation.rotate_(rotated)
         rotation.rotate_(new)
-        write_slots(new, new, cache, self._rows.slots, self._positions)
+        self.write(layer, new, new)
         out = rotated.new_empty(len(rotated), heads.num_heads, heads.value_dim)
         for prompt in self._prompts:
             self._decompressing.attend(prompt, rotated, unrotated, cache, heads, shape, out)
