@@ -27,6 +27,7 @@ from benchmarks.gpu.__main__ import Findings, run_part
 from benchmarks.gpu.parts import PARTS, Run
 from benchmarks.gpu.random_model import TINY_SHAPES
 from benchmarks.inside import OpenEngine, open_engine
+from benchmarks.latent_cpu import LatentLayer
 from benchmarks.mixture_cpu import Layers
 from benchmarks.neighbours import neighbour_tasks
 from benchmarks.process import EngineFailedError, EngineProcess
@@ -40,6 +41,7 @@ from benchmarks.worker import cpu_seconds
 
 from native_weights import needs_library, workspace
 from paged_sdk import TextModelBuilder
+from paged_sdk.config.latent_attention import LatentAttentionConfig
 from paged_sdk.kernels.native.library import available_levels
 
 ROOT: Final = Path(__file__).parents[1]
@@ -376,6 +378,16 @@ def test_what_a_part_has_started_ends_with_it(tmp_path: Path, ending: str) -> No
         assert os.read(pipe, 100) == b""
     finally:
         os.close(pipe)
+
+
+@needs_library
+def test_latent_attention_is_timed_in_every_way() -> None:
+    sizes = LatentAttentionConfig(rank=64, rope_dim=16, nope_dim=32, value_dim=32)
+    layer = LatentLayer(workspace(), sizes, 3, max_context_len=90)
+    for num_tokens, count in ((40, 6), (1, 3)):
+        ways = layer.ways(num_tokens, 90)
+        assert len(ways) == count
+        assert all(seconds() > 0 for seconds in ways.values())
 
 
 @needs_library

@@ -83,7 +83,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_other_checkpoint("youtu", tmp_path_factory.mktemp("wide"), **(LATENT | WIDE))
+    return make_other_checkpoint("youtu", tmp_path_factory.mktemp("wide"), **(CONFIGS["youtu"] | WIDE))
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from torch import Tensor
 from paged_sdk.attention.backend import AttentionBackend, KvStorage
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.attention_inputs import LearnedScores
-from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.latent_heads import LatentHeads
+from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.recurrent_step import RecurrentRows, RecurrentStep
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
