@@ -82,7 +82,10 @@ def make(name: str, directory: Path) -> None:
     vision = dict(VISION_FAMILIES[name].config["vision_config"])
     if name == "qwen2_5_vl":
         vision["window_size"] = 112
-    make_vision_checkpoint(name, directory, vision_config=vision)
+    text = dict(VISION_FAMILIES[name].config["text_config"])
+    if name == "qwen3_vl_moe":  # all layers have experts
+        text["mlp_only_layers"] = []
+    make_vision_checkpoint(name, directory, text_config=text, vision_config=vision)
     if name == "qwen2_5_vl":  # an image has several windows
         path = directory / "preprocessor_config.json"
         settings = json.loads(path.read_text())
