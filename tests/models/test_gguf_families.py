@@ -152,6 +152,17 @@ _OLDER_LATENT_KEYS: Final = {key: value for key, value in _LATENT_KEYS.items() i
     "attention.head_count_kv": 4,
     "attention.value_length": 24,
 }
+_YARN: Final = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.5,
+    "llama_4_scaling_beta": 0.4,
+}
 _KINDS: Final = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
 # By GGUF's architecture: the config that makes the model, and the keys that only this architecture has.
 FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | str | list[int] | list[bool] | None]]]] = {
@@ -178,17 +189,7 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | str | list[
     "mistral3": (
         {
             "model_type": "ministral3",
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 5000.0,
-                "factor": 16.0,
-                "original_max_position_embeddings": 16,
-                "beta_fast": 16.0,
-                "beta_slow": 2.0,
-                "mscale": 1.0,
-                "mscale_all_dim": 0.5,
-                "llama_4_scaling_beta": 0.4,
-            },
+            "rope_parameters": _YARN,
         },
         {
             "rope.scaling.type": "yarn",
@@ -859,6 +860,9 @@ def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) 
         FAMILIES["qwen35"][0] | {"attention_bias": True},
         FAMILIES["qwen35"][0] | {"layer_types": ["full_attention"] * 4},
         FAMILIES["granitehybrid"][0] | {"layer_types": ["full_attention"] * 4},
+        FAMILIES["granitehybrid with experts"][0] | {"layer_types": ["full_attention"] * 4},
+        FAMILIES["exaone-moe"][0] | {"layer_types": ["full_attention"] * 4},
+        FAMILIES["mistral3"][0] | {"rope_parameters": {**_YARN, "mscale": 0.5}},
         FAMILIES["granitehybrid"][0] | {"mamba_proj_bias": True},
         FAMILIES["falcon-h1"][0] | {"mamba_rms_norm": True},
         FAMILIES["falcon-h1"][0] | {"attention_bias": True},
@@ -918,6 +922,22 @@ def test_multipliers_of_falcon_h1_are_in_the_weights(tmp_path: Path) -> None:
     with torch.inference_mode():
         expected = reference(torch.tensor([prompt])).logits[0]
     assert model.config.branch_scales is None
+    assert (scores - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_granite_4_without_mamba_layers_is_granite(tmp_path: Path) -> None:
+    whole = {"layer_types": ["full_attention"] * 4, "position_embedding_type": "rope"}
+    reference = built(FAMILIES["granitehybrid"][0] | whole, tmp_path)
+    reference.save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
+    source = GgufSource(write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32"))
+    assert source.config["model_type"] == source.metadata["general.architecture"] == "granite"
+    model = load_model(source.config, source, dtype=torch.float32, placement=CPU)
+    prompt = random_prompt(40)
+    (scores,) = logits(model, paged(16)(model), [(prompt, 0, [0, 1, 2])])
+    source.close()
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0]
     assert (scores - expected).abs().max() < 1e-4 * expected.abs().max()
 
 

@@ -66,7 +66,9 @@ _QWEN2_MOE: Final = {
 _LONG: Final = ("qwen35 with layers in no order", "qwen35moe", "dots1 without norms")
 _GELU: Final = ("gemma", "gemma4", "starcoder2", "phi2", "falcon", "bloom", "mpt")
 CONFIGS: Final = {name: config | _OWN.get(name, {}) for name, (config, _) in FAMILIES.items()} | {
-    "qwen2moe": _QWEN2_MOE
+    "qwen2moe": _QWEN2_MOE,
+    "granite of Granite 4": FAMILIES["granitehybrid"][0]
+    | {"layer_types": ["full_attention"] * 4, "position_embedding_type": "rope"},
 }
 
 

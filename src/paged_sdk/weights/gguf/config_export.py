@@ -21,7 +21,7 @@ from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.gguf.rope import global_rope, rope_metadata
 from paged_sdk.weights.gguf.routing import SHARED_SIZE, missing_in_gguf, routing_metadata
 
-__all__ = ["config_metadata", "gguf_architecture", "not_writable"]
+__all__ = ["config_metadata", "gguf_architecture", "not_writable", "table_of"]
 
 _ARCHITECTURE_OF: Final = MappingProxyType(
     # Encoders and gpt-oss are only read: gpt-oss's checkpoints interleave the rows of the experts' gate and up.
@@ -32,17 +32,28 @@ _ARCHITECTURE_OF: Final = MappingProxyType(
 )
 
 
-def gguf_architecture(config: DecoderConfig) -> str:
-    """Return GGUF's name for the architecture of a model.
+def table_of(config: DecoderConfig) -> str:
+    """Return GGUF's name for the architecture that has the tensor names of a model's checkpoints.
 
     :raises UnsupportedArchitectureError: the architecture cannot be written as GGUF
     """
     found = _ARCHITECTURE_OF.get(config.model_type)
     if found is None:
         raise not_writable(config, "no GGUF architecture is written for it")
-    if found == "granitehybrid" and not config.recurrent_layers:
-        raise not_writable(config, "GGUF has no such model with attention in all layers")
     return found
+
+
+def gguf_architecture(config: DecoderConfig) -> str:
+    """Return GGUF's name for the architecture of a model. As in llama.cpp, Granite 4 without Mamba-2 layers is granite.
+
+    :raises UnsupportedArchitectureError: the architecture cannot be written as GGUF
+    """
+    found = table_of(config)
+    if found != "granitehybrid" or config.recurrent_layers:
+        return found
+    if config.moe is not None or not all(rope.rotates for rope in config.ropes):
+        raise not_writable(config, "GGUF has no such model with attention in all layers, and experts or no positions")
+    return "granite"
 
 
 def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str, Any]:
