@@ -133,6 +133,28 @@ async def test_texts_are_those_of_the_checkpoint(name: str, made: Callable[[str]
         assert cached > 40
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_ministral_3(tmp_path: Path, anyio_backend: str) -> None:
+    """Its decoder's queries grow with their position, beside the encoder of Mistral Small 3."""
+    text = VISION_FAMILIES["mistral3"].config["text_config"] | {"model_type": "ministral3", "head_dim": 16}
+    text["rope_parameters"] = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.5,
+    }
+    make_vision_checkpoint("mistral3", tmp_path / "checkpoint", text_config=text)
+    model, mmproj = write_vision_gguf("mistral3", tmp_path / "checkpoint", tmp_path / "gguf")
+    texts = []
+    for builder in (VisionModelBuilder(tmp_path / "checkpoint"), GgufModelBuilder(model).with_mmproj(mmproj)):
+        async with exact(builder).build() as loaded:
+            texts.append(await answer(loaded))
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("kind", ["siglip_vision_model", "pixtral"])
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_other_encoders_of_llava(kind: str, tmp_path: Path, anyio_backend: str) -> None:
