@@ -18,7 +18,9 @@ from paged_sdk.chat.text_processor import load_text_processor
 from paged_sdk.chat.tiktoken_file import backend_from_tiktoken
 from paged_sdk.errors import CheckpointError
 
-TEXT: Final = f"{json.__doc__}{random.__doc__}" + "漢字と仮名、ひらがな。Größe, naïve café 12345 67 😀😀 aaaaaaaaaaa bananabanana\n\n"
+TEXT: Final = (
+    f"{json.__doc__}{random.__doc__}漢字と仮名、ひらがな。Größe, naïve café 12345 67 😀😀 aaaaaaaaaaa bananabanana\n\n"
+)
 ADDED: Final[dict[int, dict[str, Any]]] = {
     0: {"content": "[BOS]", "special": True},
     1: {"content": "[EOS]", "special": True},

@@ -308,8 +308,8 @@ def _older_tokenizer(directory: Path, config: TokenizerConfig) -> Tokenizer:
         )
     if known is None:
         raise CheckpointError(
-            f"{directory} has no tokenizer.json, and the pattern by which its {path.name} splits text is in Python code "
-            f"that is not run: tokenizer_class = {shown(config.tokenizer_class)}, and known is "
+            f"{directory} has no tokenizer.json, and the pattern by which its {path.name} splits text is in Python "
+            f"code that is not run: tokenizer_class = {shown(config.tokenizer_class)}, and known is "
             f"{', '.join(TIKTOKEN_CLASSES)}. Give the model's tokenizer.json with with_tokenizer_json",
             path=path,
         )

@@ -82,11 +82,7 @@ def _merges(ids: Mapping[str, int]) -> list[tuple[str, str]]:
         pair
         for token in ids
         for pair in sorted(
-            (
-                (token[:cut], token[cut:])
-                for cut in range(1, len(token))
-                if token[:cut] in ids and token[cut:] in ids
-            ),
+            ((token[:cut], token[cut:]) for cut in range(1, len(token)) if token[:cut] in ids and token[cut:] in ids),
             key=lambda pair: (ids[pair[0]], ids[pair[1]]),
         )
     ]
