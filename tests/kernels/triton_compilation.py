@@ -166,7 +166,7 @@ def small_cases(dtype: torch.dtype) -> Iterator[Case]:
             yield "pages of fp8, decoded", partial(gather, cache)
             yield "pages of fp8 with offsets, decoded", partial(gather, offsets)
     pairs = empty(4, 2, dtype=torch.int64)
-    yield "copy blocks", partial(kv_cache.copy_blocks, [cache.key], [cache.value], pairs)
+    yield "copy blocks", partial(kv_cache.copy_blocks, cache.tensors, pairs)
     table, starts = empty(16, 2, len(TableField), dtype=torch.int64), empty(3, dtype=torch.int32)
     shrunk = empty(64, 2, 64, dtype=torch.float32)
     update = partial(lora.add_lora_by_slot_, empty(64, 8192, dtype=dtype), x, slots, table, starts, shrunk)
@@ -178,13 +178,22 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def cache_of(
-    heads: tuple[int, int], dtype: torch.dtype, *, quantized: bool, key_offsets: Tensor | None = None
+    heads: tuple[int, int],
+    dtype: torch.dtype,
+    *,
+    quantized: bool,
+    key_offsets: Tensor | None = None,
+    key_only: int = 0,
 ) -> LayerCache:
-    """Make pages of keys and values, with scales if they are quantized."""
+    """Make pages of keys and values, with scales if they are quantized.
+
+    :param key_only: above 0: of latent vectors, keys that are the values, too
+    """
     shape = (1024, 32, *heads)
     pages = empty(*shape, dtype=torch.float8_e4m3fn if quantized else dtype)
     scale = empty(*shape[:3], dtype=torch.float32) if quantized else None
-    return LayerCache(pages, pages, scale, scale, key_offsets)
+    value = pages if key_only else torch.empty_like(pages)
+    return LayerCache(pages, value, scale, scale, key_offsets, key_only=key_only)
 
 
 def attention_cases(
@@ -194,11 +203,12 @@ def attention_cases(
     *,
     quantized: bool = False,
     key_offsets: Tensor | None = None,
+    key_only: int = 0,
     **options: Any,
 ) -> Iterator[Case]:
     """Yield launches for decodes of many and of few sequences, and for prompts."""
     num_heads, num_kv_heads, head_dim = heads
-    cache = cache_of((num_kv_heads, head_dim), dtype, quantized=quantized, key_offsets=key_offsets)
+    cache = cache_of((num_kv_heads, head_dim), dtype, quantized=quantized, key_offsets=key_offsets, key_only=key_only)
     scores = ScoreOptions(scale=head_dim**-0.5, **options)
     for kind, num_rows, num_tokens in (("decodes", 256, 1), ("one decode", 1, 1), ("prompts", 4, 2048)):
         rows = PagedRows(

@@ -86,7 +86,7 @@ class Model:
         self._windows = windows
         num_kv_heads, head_dim = HEADS[group]
         pages = torch.empty(4, 16, num_kv_heads, head_dim, dtype=torch.bfloat16, device=META)
-        self._cache = LayerCache(pages, pages)
+        self._cache = LayerCache(pages, torch.empty_like(pages))
         self._num_heads = group * num_kv_heads
         self._known: dict[tuple[Step, int | None], set[Variant]] = {}
 
