@@ -155,7 +155,7 @@ def test_latent_vectors(
     triton_device: torch.device,
 ) -> None:
     """Keys that are the values, too, from some element on: nothing is written for the elements before it."""
-    rows = [(1, 17), (0, 3), (3, 22)]
+    rows = [(1, 17), (0, 3), (3, 22), (1, 0)]  # the last fills up a recorded step
     case = PagedCase(rows, heads, dtype=dtype, quantized=quantized, key_only=key_only)
     scale = heads[2] ** -0.5
     out = torch.full(case.query.shape, 7.0, dtype=dtype, device=triton_device)

@@ -40,16 +40,17 @@ def decode_tile(batch: PagedBatch, num_rows: int) -> Tile:
 def _large_decode_tile(batch: PagedBatch, block_m: int) -> Tile:
     """Return the tile for heads of up to 512 elements, with or without more elements of keys only.
 
-    Four warps divide 32 keys among them; with eight, each product of a query and a key would be computed twice.
+    Four warps divide 32 keys among them; with eight, each product of a query and a key would be computed twice. On
+    10.0, 64 rows of latent vectors with two tiles in flight would take 245 KB of shared memory.
     """
     wide, quantized = _is_wide(batch), batch.cache.quantized
     two_caches = not batch.cache.values_are_keys and not quantized
-    if block_m == 16:
+    if block_m == 16 or batch.cache.key_offsets is not None:
         # In bfloat16, keys and values of 32 tokens take 64 KB, of which two are in flight.
         return Tile(block_m=16, block_n=16 if two_caches and not wide else 32, num_warps=4, num_stages=3)
     if block_m == 32 or quantized or two_caches or not wide:
         return Tile(block_m=32, block_n=16 if two_caches else 32, num_warps=8, num_stages=3 if wide else 2)
-    return Tile(block_m=64, block_n=32, num_warps=8, num_stages=3)
+    return Tile(block_m=64, block_n=32, num_warps=8, num_stages=3 if _units(batch) is MatrixUnits.SHARED_MEMORY else 2)
 
 
 def prefill_tile(batch: PagedBatch) -> Tile:
@@ -88,16 +89,21 @@ def prefill_tile(batch: PagedBatch) -> Tile:
 
 def _large_prefill_tile(batch: PagedBatch) -> Tile:
     """Return the tile for heads of up to 512 elements, with or without more elements of keys only."""
+    if batch.cache.key_offsets is not None:  # 32 rows would spill 790 bytes on 12.0
+        return Tile(block_m=16, block_n=32, num_warps=4, num_stages=2)
     if batch.cache.quantized:  # decoded keys take registers: on 9.0, 64 rows would spill 880 bytes
         return Tile(block_m=32, block_n=32, num_warps=8, num_stages=2)
     if not _is_wide(batch):
         return Tile(block_m=64, block_n=16, num_warps=8, num_stages=2)
     if batch.cache.values_are_keys:
         return Tile(block_m=64, block_n=32, num_warps=8, num_stages=2)
-    return Tile(block_m=64, block_n=16, num_warps=8, num_stages=3)
+    return Tile(block_m=64, block_n=16, num_warps=8, num_stages=3 if _units(batch) is MatrixUnits.SHARED_MEMORY else 2)
+
+
+def _units(batch: PagedBatch) -> MatrixUnits:
+    return matrix_units(batch.query.device, batch.query.dtype)
 
 
 def _is_wide(batch: PagedBatch) -> bool:
     """Return whether matrix instructions of 64 rows read shared memory, of which there is more then."""
-    units = matrix_units(batch.query.device, batch.query.dtype)
-    return units in (MatrixUnits.SHARED_MEMORY, MatrixUnits.TENSOR_MEMORY)
+    return _units(batch) in (MatrixUnits.SHARED_MEMORY, MatrixUnits.TENSOR_MEMORY)
