@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from benchmarks.gpu.large_heads import by_torch
 from benchmarks.gpu.paged_attention import Heads, make_batch
+
 from paged_sdk.kernels.triton.paged_attention import paged_attention
 
 
