@@ -44,7 +44,8 @@ class AttentionStep(ABC):
         :param sinks: see :attr:`~paged_sdk.kernels.attention_inputs.ScoreOptions.sinks`
         :param relative: see :attr:`~paged_sdk.kernels.attention_inputs.ScoreOptions.relative`; must be None unless the
             model's config says that it has :attr:`~paged_sdk.config.decoder.DecoderConfig.relative_biases`
-        :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
+        :returns: ``[num_tokens, num_heads, head_dim]``, contiguous. The first
+            :attr:`~paged_sdk.config.decoder.DecoderConfig.key_only` elements of a head are arbitrary
         """
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:

@@ -100,7 +100,7 @@ def fit_query(rows: tl.tuple, decoder: tl.constexpr) -> tuple[tl.tuple, tl.tenso
     factor = (peak.to(tl.int32, bitcast=True) & _EXPONENT).to(tl.float32, bitcast=True)
     factor = tl.where(factor == 0.0, 1.0, factor)
     inverse = tl.math.div_rn(tl.full(factor.shape, 1.0, tl.float32), factor)
-    fitting = ()
+    fitting: tl.tuple = ()
     for i in tl.static_range(len(rows)):
         row = rows[i].to(tl.float32) * inverse[:, None]
         fitting += ((row if decoder == _PLAIN else row.to(tl.float16)),)

@@ -74,7 +74,8 @@ def load_query(
     if key_only > 0:
         rows += _load_elements(row, valid, key_only, padded_key_only, decoder)
     if decoder is not None:
-        return fit_query(rows, decoder)
+        rows, factor = fit_query(rows, decoder)
+        return rows, factor
     else:  # noqa: RET505 - without else, Triton would compile this after the return too
         if upcast:
             rows = converted(rows, tl.float32)
@@ -100,7 +101,7 @@ def _load_elements(
 @triton.jit
 def converted(tiles: tl.tuple, dtype: tl.constexpr) -> tl.tuple:
     """Convert tiles to a dtype."""
-    result = ()
+    result: tl.tuple = ()
     for i in tl.static_range(len(tiles)):
         result += (tiles[i].to(dtype),)
     return result
@@ -159,7 +160,7 @@ def _products(products: tl.tensor, rows: tl.tuple, first: tl.constexpr, keys: tl
 @triton.jit
 def _weighted(sums: tl.tuple, weights: tl.tensor, values: tl.tuple, decay: tl.tensor) -> tl.tuple:
     """Add weighted values to sums that decay."""
-    result = ()
+    result: tl.tuple = ()
     for i in tl.static_range(len(values)):
         result += (tl.dot(weights, values[i], sums[i] * decay[:, None], input_precision="ieee"),)
     return result

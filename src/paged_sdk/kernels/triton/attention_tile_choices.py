@@ -89,8 +89,8 @@ def prefill_tile(batch: PagedBatch) -> Tile:
 
 def _large_prefill_tile(batch: PagedBatch) -> Tile:
     """Return the tile for heads of up to 512 elements, with or without more elements of keys only."""
-    if batch.cache.key_offsets is not None:  # 32 rows would spill 790 bytes on 12.0
-        return Tile(block_m=16, block_n=32, num_warps=4, num_stages=2)
+    if batch.cache.key_offsets is not None:  # 32 rows would spill 790 bytes on 12.0, and 32 keys 136 on 8.0
+        return Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
     if batch.cache.quantized:  # decoded keys take registers: on 9.0, 64 rows would spill 880 bytes
         return Tile(block_m=32, block_n=32, num_warps=8, num_stages=2)
     if not _is_wide(batch):
