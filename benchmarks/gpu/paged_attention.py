@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
@@ -74,7 +75,7 @@ class Heads:
     @property
     def scale(self) -> float:
         """Return what multiplies the scores."""
-        return self.head_dim**-0.5
+        return 1 / math.sqrt(self.head_dim)
 
 
 LLAMA: Final = Heads(num_heads=32, num_kv_heads=8, head_dim=128)

@@ -171,7 +171,7 @@ def test_latent_vectors(
 def test_what_shapes_the_scores_of_latent_vectors(kernel: str, *, quantized: bool, triton_device: torch.device) -> None:
     """No released model has any of these with latent attention; they are the same code as for other heads."""
     case = PagedCase([(1, 37), (3, 21)], (4, 1, 48), quantized=quantized, window=9, key_only=16)
-    shaping = {"softcap": 0.7, "alibi_slopes": case.alibi_slopes, "sinks": case.sinks}
+    shaping: dict[str, Any] = {"softcap": 0.7, "alibi_slopes": case.alibi_slopes, "sinks": case.sinks}
     output = run(kernel, case, triton_device, **shaping)
     expected = case.expected(scale=SCALE, softcap=0.7, alibi=True, sinks=True)
     check(output[..., 16:], expected[..., 16:])
