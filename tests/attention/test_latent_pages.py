@@ -76,6 +76,7 @@ def test_native_pages(num_heads: int, rank: int, dtype: torch.dtype) -> None:
     assert max(run(backend, own, step, tables(16)) for step in STEPS) < TOLERANCE[dtype]
 
 
+@pytest.mark.thinned("cache_type", "num_heads", of=1)
 @pytest.mark.parametrize("cache_type", [PagedCacheType.AUTO, PagedCacheType.F8E4M3])
 @pytest.mark.parametrize("num_heads", [4, 20])
 def test_tritons_pages(num_heads: int, cache_type: PagedCacheType, triton_device: torch.device) -> None:

@@ -133,6 +133,7 @@ def test_sizes_of_heads_between_powers_of_two_in_fp8(
     check(run(kernel, case, triton_device, scale=scale), case.expected(scale=scale), torch.bfloat16)
 
 
+@pytest.mark.thinned("kernel", "heads", "key_only", "dtype", "quantized", of=1)
 @EVERY_KERNEL
 @pytest.mark.parametrize(
     ("heads", "key_only", "dtype", "quantized"),
@@ -166,6 +167,7 @@ def test_latent_vectors(
     check(output[..., key_only:], expected[..., key_only:], tolerance)
 
 
+@pytest.mark.thinned("kernel", "quantized", of=1)
 @EVERY_KERNEL
 @pytest.mark.parametrize("quantized", [False, True])
 def test_what_shapes_the_scores_of_latent_vectors(kernel: str, *, quantized: bool, triton_device: torch.device) -> None:
@@ -177,6 +179,7 @@ def test_what_shapes_the_scores_of_latent_vectors(kernel: str, *, quantized: boo
     check(output[..., 16:], expected[..., 16:])
 
 
+@pytest.mark.thinned("kernel", "dtype", "quantized", "offset", of=1)
 @EVERY_KERNEL
 @pytest.mark.parametrize(
     ("dtype", "quantized", "offset"),
