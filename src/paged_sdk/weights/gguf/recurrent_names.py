@@ -175,7 +175,7 @@ RECURRENT: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
         "nemotron_h_moe": evolve(
             _NEMOTRON,
             block_names=_NEMOTRON_H | _NEMOTRON_H_EXPERTS,
-            bare_names=_NEMOTRON.bare_names | {"exp_probs_b.bias": "mixer.gate.e_score_correction_bias"},
+            bare_names={**_NEMOTRON.bare_names, "exp_probs_b.bias": "mixer.gate.e_score_correction_bias"},
         ),
     }
 )
