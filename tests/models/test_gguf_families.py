@@ -112,7 +112,7 @@ _MAMBA_KEYS: Final = {
     "ssm.time_step_rank": 4,
     "ssm.inner_size": 128,
 }
-_NEMOTRON: Final = {
+_NEMOTRON: Final[dict[str, Any]] = {
     "model_type": "nemotron_h",
     "mamba_num_heads": 4,
     "mamba_head_dim": 32,
@@ -120,7 +120,7 @@ _NEMOTRON: Final = {
     "ssm_state_size": 32,
     "time_step_min": 1e-30,  # transformers' least step, of prompts alone
 }
-_UNGATED: Final = {
+_UNGATED: Final[dict[str, Any]] = {
     "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
     "intermediate_size": 32,
     "n_routed_experts": 4,
@@ -129,7 +129,7 @@ _UNGATED: Final = {
     "moe_shared_expert_intermediate_size": 48,
     "routed_scaling_factor": 2.5,
 }
-_UNGATED_KEYS: Final = {
+_UNGATED_KEYS: Final[dict[str, Any]] = {
     "attention.head_count_kv": [0, 0, 2, 0, 0],
     "feed_forward_length": [0, 32, 0, 0, 32],
     **_EXPERT_KEYS,
