@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.kernels.relative_bias import RelativeBias
+from paged_sdk.kernels.attention_inputs import LearnedScores
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
 
@@ -34,14 +34,8 @@ class NoAttention(AttentionBackend):
 
 
 class _NoStep(AttentionStep):
-    def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        raise AssertionError(f"layer {layer} has attention, in a model without")
+
+    def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:
         raise AssertionError(f"layer {layer} has attention, in a model without")
