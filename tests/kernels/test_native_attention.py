@@ -233,7 +233,7 @@ def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]
     case.check(got)
 
 
-@pytest.mark.thinned("window", "softcap", "dtype")
+@pytest.mark.thinned("window", "softcap", "dtype", "head_dim")
 @every_level
 @pytest.mark.parametrize("window", [None, 150])
 @pytest.mark.parametrize("softcap", [None, 30.0])

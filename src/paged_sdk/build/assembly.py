@@ -194,7 +194,7 @@ def _load(
     )
     if followers is not None:
         followers.join(loading.check_cancelled)
-    storage = make_storage(loaded, config, loading.workspace)  # may run the model
+    storage = make_storage(loaded, config, loading.workspace, loading.check_cancelled)  # may run the model
     loading.check_cancelled()
     processors = default_processors(
         model.config.vocab_size,

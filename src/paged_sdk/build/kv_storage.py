@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,14 +32,21 @@ __all__ = ["make_storage"]
 _log = get_logger(__name__)
 
 
-def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace | None) -> KvStorage:
+def make_storage(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    workspace: Workspace | None,
+    check_cancelled: Callable[[], None] = lambda: None,
+) -> KvStorage:
     """Choose the KV storage of a model; each layer's KV is on the layer's device. Of a divided model, all ranks must
     call this at the same time.
+
+    :param check_cancelled: called from time to time while the model runs; an exception that it raises stops the work
     """
     placement, shape = loaded.placement, loaded.model.config
     if not shape.attention_layers:
         return _states(KvStorage(make=lambda _: NoAttention()), loaded, config, workspace)
-    key_offsets, bases = _of_keys(loaded, config, workspace)
+    key_offsets, bases = _of_keys(loaded, config, workspace, check_cancelled)
     setup = AttentionSetup(
         model=shape.of_layers(shape.attention_layers),
         engine=config,
@@ -77,7 +84,7 @@ def _states(attending: KvStorage, loaded: LoadedModel, config: EngineConfig, wor
 
 
 def _of_keys(
-    loaded: LoadedModel, config: EngineConfig, workspace: Workspace | None
+    loaded: LoadedModel, config: EngineConfig, workspace: Workspace | None, check_cancelled: Callable[[], None]
 ) -> tuple[Sequence[Tensor], Sequence[KvBasis]]:
     """Return the offsets and bases of the keys of each layer with attention; empty where there are none.
 
@@ -101,7 +108,7 @@ def _of_keys(
     start = time.monotonic()
     # torch's threads would compete with those of the native kernels for the CPUs.
     num_threads = loaded.settings.num_threads if workspace is None else 1
-    measured = measure_kv(model, loaded.max_model_len, num_threads=num_threads)
+    measured = measure_kv(model, loaded.max_model_len, num_threads=num_threads, check_cancelled=check_cancelled)
     _log.info("Keys measured for %s in %.2f s.", config.cache_type.value, time.monotonic() - start)
     if is_eight_bit:
         return measured.key_offsets, ()
