@@ -11,6 +11,7 @@ from torch import Tensor
 from paged_sdk.attention.backend import AttentionSetup, KvStorage
 from paged_sdk.attention.choice import CANDIDATES, choose_storage
 from paged_sdk.attention.divided import divided_storage
+from paged_sdk.attention.no_attention import NoAttention
 from paged_sdk.attention.recurrent import stateful_storage
 from paged_sdk.build.kv_statistics import measure_kv
 from paged_sdk.build.loaded_model import LoadedModel
@@ -43,6 +44,8 @@ def make_storage(
     :param check_cancelled: called from time to time while the model runs; an exception that it raises stops the work
     """
     placement, shape = loaded.placement, loaded.model.config
+    if not shape.attention_layers:
+        return _states(KvStorage(make=lambda _: NoAttention()), loaded, config, workspace)
     key_offsets, bases = _of_keys(loaded, config, workspace, check_cancelled)
     setup = AttentionSetup(
         model=shape.of_layers(shape.attention_layers),
@@ -56,15 +59,8 @@ def make_storage(
         bases=bases,
     )
     candidates = (*loaded.backends, *CANDIDATES)
-    if shape.recurrent_layers:  # on one device: see check_stateful
-        return stateful_storage(
-            choose_storage(setup, candidates),
-            shape,
-            num_slots=config.num_state_slots,
-            dtype=setup.dtype,
-            device=setup.device,
-            workspace=workspace,
-        )
+    if shape.recurrent_layers:
+        return _states(choose_storage(setup, candidates), loaded, config, workspace)
     if placement.is_one_device:
         return choose_storage(setup, candidates)
     storages: dict[torch.device, KvStorage] = {}
@@ -73,6 +69,18 @@ def make_storage(
         with working_on(device):
             storages[device] = choose_storage(setup.of_layers(placement.layers_on(device), device), candidates)
     return divided_storage(placement, storages)
+
+
+def _states(attending: KvStorage, loaded: LoadedModel, config: EngineConfig, workspace: Workspace | None) -> KvStorage:
+    """Put the states of recurrent layers beside the KV of the others; all are on one device: see check_stateful."""
+    return stateful_storage(
+        attending,
+        loaded.model.config,
+        num_slots=config.num_state_slots,
+        dtype=loaded.dtype,
+        device=loaded.placement.embedding,
+        workspace=workspace,
+    )
 
 
 def _of_keys(

@@ -109,17 +109,13 @@ class DecoderLayer:
     @property
     def adaptable(self) -> tuple[AdaptableLinear, ...]:
         """Return those of the linear layers that adapters may change."""
-        shared = self.mlp.shared if isinstance(self.mlp, MoeMlp) else None
-        linears = [*self._linears(), *(() if shared is None else (shared.mlp.gate_up, shared.mlp.down))]
+        linears = [*self._linears(), *(self.mlp.linears if isinstance(self.mlp, MoeMlp) else ())]
         return tuple(linear for linear in linears if isinstance(linear, AdaptableLinear))
 
     def _linears(self) -> list[Linear]:
         own = [] if self.mixer is None else [*self.mixer.linears]
-        match self.mlp:
-            case GatedMlp() as mlp:
-                own += [mlp.gate_up, mlp.down]
-            case PlainMlp() as mlp:
-                own += [mlp.up, mlp.down]
+        if isinstance(self.mlp, GatedMlp | PlainMlp):
+            own += self.mlp.linears
         return own if self.layer_input is None else [*own, *self.layer_input.linears]
 
     def forward(
@@ -208,10 +204,10 @@ def _load_mlp(
     prefix = names.layer(layer)
     if config.moe is not None and layer in config.moe.layers and not config.moe.beside_mlp:
         return load_moe_mlp(loader, config, config.moe, names, prefix)
-    if not config.gated_mlp:
-        return load_plain_mlp(loader, config, names, prefix)
-    gate_up = [prefix + name for name in names.gate_up]
     size, bias = config.layer(layer).intermediate_size, config.mlp_bias
+    if not config.gated_mlp:
+        return load_plain_mlp(loader, config, prefix + names.up, prefix + names.down, size=size, bias=bias)
+    gate_up = [prefix + name for name in names.gate_up]
     return load_gated_mlp(loader, config, gate_up, prefix + names.down, size=size, bias=bias)
 
 

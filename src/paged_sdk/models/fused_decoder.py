@@ -24,11 +24,11 @@ from paged_sdk.kernels.native.norm import NativeNorm
 from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import InsertedRows, StepContext
+from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.layers.norm import LayerNorm, NoNorm, Norm
 from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
-from paged_sdk.models.fusible import ACTIVATIONS
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.norms import SharedWholeNorms, WholeNorms
@@ -288,6 +288,7 @@ def _native_layer(
     if isinstance(mlp, MoeMlp):
         experts = mlp.experts.native_weights
         assert experts is not None
+        assert experts.gate is not None, "why_not_fused() refuses experts without gates"
         gate: Projection | None
         extras = experts.extras
         biases = (None,) * 3 if extras is None else (extras.gate_bias, extras.up_bias, extras.down_bias)
@@ -346,7 +347,7 @@ def _native_layer(
         clip=config.qkv_clip,
         sinks=attention.sinks,
         parallel=config.parallel_residual,
-        activation="silu" if isinstance(mlp, MoeMlp) else ACTIVATIONS[mlp.activation],
+        activation="silu" if isinstance(mlp, MoeMlp) else KERNEL_ACTIVATIONS[mlp.activation],
         rope=rope,
         attended_widths=None if joined is None else joined.inputs,
         inner_widths=last.inputs if isinstance(last, ColumnParallelLinear | ColumnParallelExperts) else None,

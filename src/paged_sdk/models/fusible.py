@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 from attrs import NOTHING, fields
 
@@ -11,6 +11,7 @@ from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import DecoderConfig, NormKind
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.config.rope import RopeConfig
+from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.layers.norm import LayerNorm, NoNorm, RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.attention_block import AttentionBlock
@@ -22,7 +23,7 @@ from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.norms import WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
 
-__all__ = ["ACTIVATIONS", "why_not_fused"]
+__all__ = ["why_not_fused"]
 
 # The fields of which the fused layers, or code shared with the unfused model, support every value. A model that sets
 # any other field is not fused.
@@ -61,12 +62,6 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
     ),
 }
 
-ACTIVATIONS: Final[dict[Activation, Literal["silu", "gelu_tanh", "relu2"]]] = {
-    Activation.SILU: "silu",
-    Activation.GELU_TANH: "gelu_tanh",
-    Activation.RELU2: "relu2",
-}
-
 
 def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range | None = None) -> str | None:
     """Return why a model's layers cannot be fused, or None if they can.
@@ -89,7 +84,7 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
     parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
     if (reason := next(filter(None, map(_unknown_setting, parts)), None) or _unknown_kind(model)) is not None:
         return reason
-    if config.activation not in ACTIVATIONS:
+    if config.activation not in KERNEL_ACTIVATIONS:
         return f"the native decoder has no activation {config.activation.value}"
     if (unknown := _unknown_combination(config, pages.workspace.library.max_interleaved)) is not None:
         return f"the native decoder does not know {unknown}"
