@@ -8,7 +8,7 @@ from torch import Tensor
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.models.expert_choice import choose_experts
+from paged_sdk.models.expert_choice import ExpertChooser
 from paged_sdk.models.expert_loader import ExpertTensors, load_experts
 from paged_sdk.models.family import ExpertNames, TensorNames
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
@@ -39,31 +39,29 @@ class MoeMlp:
 
     :param router: the router's weight, ``[num_experts, hidden_size]``; its product is computed in its dtype
     :param router_bias: ``[num_experts]``; None: no bias
-    :param choice_bias: added to the experts' weights when they are chosen, ``[num_experts]``; None: nothing is added
+    :param chooser: chooses a token's experts from the router's scores
     :param shared: the shared experts, whose output is added; None: there are none
     """
 
     def __init__(
         self,
-        config: MoeConfig,
         *,
         router: Tensor,
+        chooser: ExpertChooser,
         experts: Experts,
         router_bias: Tensor | None = None,
-        choice_bias: Tensor | None = None,
         shared: SharedExpert | None = None,
     ) -> None:
-        self.config = config
         self.router = router
         self.router_bias = router_bias
-        self._choice_bias = choice_bias
+        self.chooser = chooser
         self.experts = experts
         self.shared = shared
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Apply the mixture to ``[num_tokens, hidden_size]``, the tokens of a step."""
         logits = F.linear(x.to(self.router.dtype), self.router, self.router_bias)
-        weights, ids = choose_experts(logits, self.config, self._choice_bias)
+        weights, ids = self.chooser.choose(logits)
         chosen = self.experts.forward(x, weights, ids)
         return chosen if self.shared is None else chosen + self.shared.forward(x, ctx)
 
@@ -79,9 +77,10 @@ def load_moe_mlp(
     own = _names_in(loader, moe, names, prefix)
     block = prefix + own.block
     count = moe.num_experts
+    bias = _load_choice_bias(loader, f"{block}.{own.choice_bias}", count) if moe.has_choice_bias else None
     return MoeMlp(
-        moe,
         router=loader.tensor(f"{block}.{own.router}.weight", count, config.hidden_size, in_float32=moe.float32_router),
+        chooser=ExpertChooser(moe, bias=bias, workspace=loader.workspace),
         experts=load_experts(
             loader,
             ExpertTensors(
@@ -98,7 +97,6 @@ def load_moe_mlp(
             ),
         ),
         router_bias=loader.tensor(f"{block}.{own.router}.bias", count) if moe.has_biases else None,
-        choice_bias=_load_choice_bias(loader, f"{block}.{own.choice_bias}", count) if moe.has_choice_bias else None,
         shared=None
         if moe.shared_intermediate_size is None
         else _load_shared(loader, config, own, prefix, moe.shared_intermediate_size, has_gate=moe.has_shared_gate),

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.native.packed import PackedWeight
 
 __all__ = ["ExpertExtras", "Experts", "NativeExpertWeights"]
@@ -38,13 +39,15 @@ class NativeExpertWeights:
         expert
     :ivar up: likewise
     :ivar down: ``[num_experts * hidden_size, intermediate_size]``, likewise
-    :ivar extras: None: plain SwiGLU without biases
+    :ivar extras: None: no biases, and ``activation``
+    :ivar activation: of the gates
     """
 
     gate: PackedWeight
     up: PackedWeight
     down: PackedWeight
     extras: ExpertExtras | None = None
+    activation: GatedActivation = "silu"
 
 
 class Experts(ABC):

@@ -40,7 +40,7 @@ class NativeBlockExperts(Experts):
         join: ColumnJoin | None,
         activation: GatedActivation = "silu",
     ) -> None:
-        self._native = NativeExpertWeights(gate=gate, up=up, down=down, extras=extras)
+        self._native = NativeExpertWeights(gate=gate, up=up, down=down, extras=extras, activation=activation)
         self._experts = NativeExperts(
             workspace, gate, up, down, num_experts=num_experts, join=join, activation=activation
         )

@@ -26,6 +26,7 @@ from paged_sdk.kernels.native.structures import (
     Quantize,
     QuantizeGroups,
     Ranks,
+    Route,
     Rows,
 )
 from paged_sdk.kernels.native.structures_recurrent import GatedDelta, Mamba2, ShortConv
@@ -126,6 +127,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_gains_in_hadamard.restype = c_int32
     functions.paged_linear.argtypes = (c_int32, POINTER(Linear))
     functions.paged_experts.argtypes = (c_int32, POINTER(Experts))
+    functions.paged_route.argtypes = (c_int32, POINTER(Route))
     functions.paged_attention.argtypes = (c_int32, POINTER(Attention))
     functions.paged_decoder.argtypes = (c_int32, POINTER(Decoder))
     functions.paged_quantize.argtypes = (c_int32, POINTER(Quantize))

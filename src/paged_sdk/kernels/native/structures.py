@@ -14,6 +14,7 @@ __all__ = [
     "Attention",
     "Batch",
     "Cache",
+    "Choice",
     "Codes",
     "DecodeGrouped",
     "Decoder",
@@ -23,12 +24,13 @@ __all__ = [
     "Heads",
     "Layer",
     "Linear",
+    "Mixture",
     "Norm",
     "Quantize",
     "QuantizeGroups",
     "Ranks",
     "Rope",
-    "Router",
+    "Route",
     "Rows",
     "Update",
     "Weight",
@@ -170,16 +172,61 @@ class Attention(Structure):
     )
 
 
-class Router(Structure):
-    """Mirrors ``paged_router``: how experts are selected."""
+class Choice(Structure):
+    """Mirrors ``paged_choice``: how experts are chosen."""
 
     _fields_ = (
-        ("weight", c_void_p),
         ("bias", c_void_p),
-        ("dtype", c_int32),
+        ("factors", c_void_p),
         ("num_experts", c_int32),
         ("num_selected", c_int32),
+        ("scoring", c_int32),
+        ("num_groups", c_int32),
+        ("num_groups_selected", c_int32),
+        ("group_score_size", c_int32),
         ("renormalize", c_int32),
+        ("min_sum", c_float),
+        ("sum_offset", c_float),
+        ("scale", c_float),
+        ("margin", c_float),
+        ("reserved", c_int32),
+    )
+
+
+class Route(Structure):
+    """Mirrors ``paged_route_args``: the arguments of a choice of experts."""
+
+    _fields_ = (
+        ("scores", c_void_p),
+        ("topk_weights", c_void_p),
+        ("topk_ids", c_void_p),
+        ("workspace", c_void_p),
+        ("choice", Choice),
+        ("num_tokens", c_int32),
+        ("dtype", c_int32),
+        ("num_threads", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+class Mixture(Structure):
+    """Mirrors ``paged_mixture``: a layer's experts."""
+
+    _fields_ = (
+        ("router", c_void_p),
+        ("router_bias", c_void_p),
+        ("router_norm", c_void_p),
+        ("input_norm", c_void_p),
+        ("output_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("mlp_gate", c_void_p),
+        ("inner_widths", c_void_p),
+        ("choice", Choice),
+        ("gate", Weight),
+        ("up", Weight),
+        ("down", Weight),
+        ("router_dtype", c_int32),
+        ("activation", c_int32),
         ("swiglu_alpha", c_float),
         ("swiglu_limit", c_float),
     )
@@ -202,7 +249,7 @@ class Layer(Structure):
     _fields_ = (
         ("qkv", Weight * 3),
         ("output", Weight),
-        ("router", Router),
+        ("mixture", Mixture),
         ("gate", Weight),
         ("up", Weight),
         ("down", Weight),
@@ -234,6 +281,7 @@ class Layer(Structure):
         ("parallel", c_int32),
         ("first_hidden", c_int32),
         ("shares_keys", c_int32),
+        ("keys_as_values", c_int32),
         ("value_norm", c_int32),
         ("input_column", c_int32),
         ("scale", c_float),

@@ -101,6 +101,7 @@ inline void place_token(const Placement& placement, float* row, int64_t token, i
   const int num_keys = has_keys ? heads.num_kv_heads : 0;
   float* keys = row + heads.num_heads * size;
   float* values = keys + num_keys * size;
+  if (layer.keys_as_values != 0) __builtin_memcpy(values, keys, sizeof(float) * num_keys * size);
   if (layer.query_norm != nullptr)
     normalize_heads(layer, layer.query_norm, layer.query_norm_bias, heads.num_heads, row);
   if (has_keys && layer.key_norm != nullptr)
