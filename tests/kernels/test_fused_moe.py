@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from naive_moe import naive_moe, random_moe
+from naive_moe import ACTIVATIONS, naive_moe, random_moe
 from torch import Tensor
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.fused_moe import fused_moe, fused_moe_reference, route
+from paged_sdk.kernels.activation import KernelActivation
+from paged_sdk.kernels.fused_moe import fused_moe, route
 
 CPU = torch.device("cpu")
 
@@ -144,13 +145,14 @@ class TestRoute:
             route(torch.zeros(6), 2, renormalize=True)
 
 
-def test_gates_with_gelu() -> None:
-    """Of one expert that all tokens have, it is a gated MLP."""
-    hidden, gate_up, down, _, _ = random_moe(5, 1, 1, dtype=torch.float64, device=CPU)
-    ids, weights = torch.zeros(5, 1, dtype=torch.int64), torch.ones(5, 1, dtype=torch.float64)
-    gate, up = (hidden @ gate_up[0].T).chunk(2, -1)
-    expected = (F.gelu(gate, approximate="tanh") * up) @ down[0].T
-    made = fused_moe_reference(hidden, gate_up, down, weights, ids, "gelu_tanh")
-    torch.testing.assert_close(made, expected, rtol=0, atol=1e-12)
-    with pytest.raises(ConfigError, match="activation"):
-        torch.ops.paged_sdk.fused_moe(hidden.float(), gate_up.float(), down.float(), weights.float(), ids, "tanh")
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_with_gates_and_without(activation: KernelActivation, is_gated: bool) -> None:
+    inputs = random_moe(9, 4, 2, dtype=torch.float64, device=CPU, is_gated=is_gated)
+    torch.testing.assert_close(fused_moe(*inputs, activation), naive_moe(inputs, activation), rtol=0, atol=1e-12)
+
+
+def test_an_unknown_activation() -> None:
+    inputs = random_moe(2, 4, 2, dtype=torch.float32, device=CPU)
+    with pytest.raises(ConfigError, match=r"activation = .*tanh.*silu or gelu_tanh or relu2"):
+        torch.ops.paged_sdk.fused_moe(*inputs, "tanh")

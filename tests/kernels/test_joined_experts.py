@@ -13,7 +13,9 @@ from torch import Tensor
 
 from native_weights import every_level, library, needs_library, random_blocks, workspace
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.native.experts import NativeExperts
+from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.packed import DENSE_TYPES, PackedWeight, pack_dense, pack_gguf
 from paged_sdk.kernels.native.ranks import ColumnJoin, SharedSum, make_shared_memory
 
@@ -25,13 +27,13 @@ OUTPUTS: Final = (slice(0, 288), slice(288, 512))
 EVERYTHING: Final = slice(None)
 Q4_K, Q6_K = 12, 14
 
-#: It packs some rows of gate and up, and of down.
+#: It packs some rows of gate and up (or of up alone), and of down.
 Pack = Callable[[slice, slice], list[PackedWeight]]
 
 
 def blocks(*tensor_types: int) -> Pack:
     generator = torch.Generator().manual_seed(0)
-    shapes = ((INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
+    shapes = ((INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))[-len(tensor_types) :]
     stacks = [
         random_blocks(tensor_type, NUM_EXPERTS * rows, cols, generator).view(NUM_EXPERTS, rows, -1)
         for tensor_type, (rows, cols) in zip(tensor_types, shapes, strict=True)
@@ -39,9 +41,8 @@ def blocks(*tensor_types: int) -> Pack:
 
     def pack(neurons: slice, outputs: slice) -> list[PackedWeight]:
         packed = []
-        for stack, own, tensor_type, (_, cols) in zip(
-            stacks, (neurons, neurons, outputs), tensor_types, shapes, strict=True
-        ):
+        parts = (neurons, neurons, outputs)[-len(stacks) :]
+        for stack, own, tensor_type, (_, cols) in zip(stacks, parts, tensor_types, shapes, strict=True):
             rows = stack[:, own].flatten(0, 1)
             packed.append(pack_gguf(library(), rows, tensor_type, len(rows), cols, num_threads=1))
         return packed
@@ -78,6 +79,14 @@ def widths_of(parts: Sequence[slice]) -> Tensor:
     return torch.tensor([own.stop - own.start for own in parts], dtype=torch.int32)
 
 
+def experts_of(packed: Sequence[PackedWeight], workspace: Workspace, join: ColumnJoin | None = None) -> NativeExperts:
+    """Return experts of gate, up and down, or of the last two alone."""
+    *gates, up, down = packed
+    gate = gates[0] if gates else None
+    activation: KernelActivation = "silu" if gates else "relu2"
+    return NativeExperts(workspace, gate, up, down, num_experts=NUM_EXPERTS, join=join, activation=activation)
+
+
 def joined(pack: Pack, isa: str, num_tokens: int, *, extended: bool, num_threads: int) -> Tensor:
     """Return what two processes put together."""
     file = make_shared_memory(library(isa), 2)
@@ -87,9 +96,7 @@ def joined(pack: Pack, isa: str, num_tokens: int, *, extended: bool, num_threads
         shared = SharedSum(library(isa), file, rank=rank, size=2)
         neurons, outputs = NEURONS[rank], OUTPUTS[rank]
         join = ColumnJoin(shared, widths_of(NEURONS))
-        experts = NativeExperts(
-            workspace(isa, num_threads), *pack(neurons, outputs), num_experts=NUM_EXPERTS, join=join
-        )
+        experts = experts_of(pack(neurons, outputs), workspace(isa, num_threads), join)
         if extended:
             experts.extend(biases(neurons, outputs), alpha=1.7, limit=7.0)
         return ColumnJoin(shared, widths_of(OUTPUTS))(experts(*tokens(num_tokens)))
@@ -102,7 +109,7 @@ def joined(pack: Pack, isa: str, num_tokens: int, *, extended: bool, num_threads
 
 
 def whole(pack: Pack, isa: str, num_tokens: int, *, extended: bool) -> Tensor:
-    experts = NativeExperts(workspace(isa), *pack(EVERYTHING, EVERYTHING), num_experts=NUM_EXPERTS)
+    experts = experts_of(pack(EVERYTHING, EVERYTHING), workspace(isa))
     if extended:
         experts.extend(biases(EVERYTHING, EVERYTHING), alpha=1.7, limit=7.0)
     return experts(*tokens(num_tokens))
@@ -115,6 +122,12 @@ def test_blocks(isa: str, num_tokens: int, num_threads: int, extended: bool) -> 
     pack = blocks(Q4_K, Q4_K, Q6_K)
     parts = joined(pack, isa, num_tokens, extended=extended, num_threads=num_threads)
     assert torch.equal(parts, whole(pack, isa, num_tokens, extended=extended))
+
+
+@every_level
+def test_blocks_without_gates(isa: str) -> None:
+    pack = blocks(Q4_K, Q6_K)
+    assert torch.equal(joined(pack, isa, 70, extended=False, num_threads=2), whole(pack, isa, 70, extended=False))
 
 
 @every_level

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from naive_moe import ACTIVATIONS
 from torch import Tensor
 
 from native_weights import (
@@ -17,7 +18,7 @@ from native_weights import (
     workspace,
 )
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.packed import DENSE_TYPES, pack_dense
 
@@ -33,7 +34,7 @@ TOLERANCE = 1e-3
 class Case:
     """Holds random experts.
 
-    :ivar weights: gate, up and down in float64, ``[num_experts, rows, cols]``
+    :ivar weights: gate (of three types), up and down in float64, ``[num_experts, rows, cols]``
     """
 
     def __init__(
@@ -42,19 +43,25 @@ class Case:
         isa: str | None = None,
         num_threads: int = 1,
         inner: int = INNER,
-        activation: GatedActivation = "silu",
+        activation: KernelActivation = "silu",
     ) -> None:
         self.activation = activation
         self.generator = torch.Generator().manual_seed(sum(tensor_types))
-        shapes = ((inner, HIDDEN), (inner, HIDDEN), (HIDDEN, inner))
+        shapes = ((inner, HIDDEN), (inner, HIDDEN), (HIDDEN, inner))[-len(tensor_types) :]
         stacks = [
             random_weight(tensor_type, NUM_EXPERTS * rows, cols, self.generator)
             for tensor_type, (rows, cols) in zip(tensor_types, shapes, strict=True)
         ]
         self.packed = [packed for packed, _ in stacks]
         self.weights = [values.view(NUM_EXPERTS, -1, values.shape[1]) for _, values in stacks]
+        *gates, up, down = self.packed
         self.experts = NativeExperts(
-            workspace(isa, num_threads), *self.packed, num_experts=NUM_EXPERTS, activation=activation
+            workspace(isa, num_threads),
+            gates[0] if gates else None,
+            up,
+            down,
+            num_experts=NUM_EXPERTS,
+            activation=activation,
         )
 
     def tokens(self, num_tokens: int, *, num_experts: int = NUM_EXPERTS) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,10 +79,10 @@ class Case:
         rows = quantize_activations(x)
         for token, (weights, ids) in enumerate(zip(topk_weights.double(), topk_ids.tolist(), strict=True)):
             for weight, expert in zip(weights, ids, strict=True):
-                gate, up, down = (stack[expert] for stack in self.weights)
-                gated = gate @ rows[token]
-                activated = F.silu(gated) if self.activation == "silu" else F.gelu(gated, approximate="tanh")
-                inner = activated * (up @ rows[token])
+                first, *others, down = (stack[expert] for stack in self.weights)
+                inner = ACTIVATIONS[self.activation](first @ rows[token])
+                for up in others:
+                    inner = inner * (up @ rows[token])
                 out[token] += weight * (down @ quantize_activations(inner[None])[0])
         return out
 
@@ -94,9 +101,12 @@ def test_each_token_gets_its_experts(isa: str, num_tokens: int) -> None:
 
 @every_level
 @pytest.mark.parametrize("num_tokens", [1, 40])
-def test_gates_of_gelu(isa: str, num_tokens: int) -> None:
-    """As Gemma 4's experts have them."""
-    case = Case(Q8_0, Q8_0, Q8_0, isa=isa, activation="gelu_tanh")
+@pytest.mark.parametrize(("types", "activation"), [((Q8_0, Q8_0, Q8_0), "gelu_tanh"), ((Q4_K, Q8_0), "relu2")], ids=str)
+def test_every_activation_with_gates_and_without(
+    isa: str, num_tokens: int, types: tuple[int, ...], activation: KernelActivation
+) -> None:
+    """As the experts of Gemma 4 and of Nemotron-H have them."""
+    case = Case(*types, isa=isa, activation=activation)
     tokens = case.tokens(num_tokens)
     assert_near(case.experts(*tokens), case.expected(*tokens))
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 from naive_moe import naive_moe, random_moe
 
+from paged_sdk.kernels.activation import KernelActivation
+
 pytest.importorskip("triton")
 
 #: Relative to the largest value. Of halves, activations and each expert's share of the sum are rounded.
@@ -34,6 +36,20 @@ def test_each_token_gets_its_experts(triton_device: torch.device, dtype: torch.d
     assert result.dtype is dtype
     tolerance = TOLERANCES[dtype] * float(expected.abs().max())
     torch.testing.assert_close(result.double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("case", ["few", "tiles of 16"])
+@pytest.mark.parametrize(
+    ("activation", "is_gated"), [("gelu_tanh", True), ("relu2", True), ("silu", False), ("relu2", False)]
+)
+def test_every_activation_with_gates_and_without(
+    triton_device: torch.device, activation: KernelActivation, is_gated: bool, case: str
+) -> None:
+    from paged_sdk.kernels.triton.fused_moe import fused_moe
+
+    inputs = random_moe(*CASES[case], dtype=torch.float32, device=triton_device, is_gated=is_gated)
+    result, expected = fused_moe(*inputs, activation), naive_moe(inputs, activation)
+    torch.testing.assert_close(result.double(), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 20])

@@ -9,6 +9,7 @@ from naive_moe import MoeInputs, naive_moe
 from torch import Tensor
 
 from native_weights import TRITON_TYPES, random_matrix
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix
 from paged_sdk.kernels.quantized.repack import repack
 from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
@@ -53,36 +54,48 @@ def assert_near(result: Tensor, expected: Tensor, dtype: torch.dtype = torch.flo
 class Experts:
     """Holds random experts.
 
-    :ivar matrices: gate, up and down of all experts, repacked
+    :ivar matrices: gate (of three types), up and down of all experts, repacked
     """
 
-    def __init__(self, *tensor_types: int, inner: int, hidden: int, device: torch.device) -> None:
-        shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+    def __init__(
+        self,
+        *tensor_types: int,
+        inner: int,
+        hidden: int,
+        device: torch.device,
+        activation: KernelActivation = "silu",
+    ) -> None:
+        self.activation = activation
+        shapes = ((inner, hidden), (inner, hidden), (hidden, inner))[-len(tensor_types) :]
         self.blocks = [stack(each, *shape, i) for i, (each, shape) in enumerate(zip(tensor_types, shapes, strict=True))]
         self.matrices: list[TritonBlockMatrix] = [repack(each).to(device) for each in self.blocks]
         self.hidden, self.device = hidden, device
 
     def inputs(self, num_tokens: int, dtype: torch.dtype = torch.float32) -> MoeInputs:
-        gate, up, down = (by_expert(each) for each in self.blocks)
+        *firsts, down = (by_expert(each) for each in self.blocks)
         # Small: the interpreter's exp warns of saturated gates.
         x = (torch.randn(num_tokens, self.hidden, generator=generator()) * 0.01).to(dtype)
-        return MoeInputs(x, torch.cat((gate, up), dim=1), down, *choices(num_tokens))
+        return MoeInputs(x, torch.cat(firsts, dim=1), down, *choices(num_tokens))
 
     def run(self, inputs: MoeInputs) -> Tensor:
         from paged_sdk.kernels.triton.quantized_experts import quantized_experts
 
         x, weights, ids = (each.to(self.device) for each in (inputs.hidden, inputs.topk_weights, inputs.topk_ids))
-        gate, up, down = self.matrices
-        return quantized_experts(x, gate, up, down, weights, ids, num_experts=NUM_EXPERTS)
+        *gates, up, down = self.matrices
+        gate = gates[0] if gates else None
+        return quantized_experts(x, gate, up, down, weights, ids, num_experts=NUM_EXPERTS, activation=self.activation)
 
     def run_by_tiles(self, inputs: MoeInputs, block_m: int = 16, *, deep: bool = False) -> Tensor:
         from paged_sdk.kernels.triton.quantized_expert_tiles import experts_by_tiles
         from paged_sdk.kernels.triton.tile_choices import TileChoice
 
         choice = TileChoice(block_m=block_m, block_n=64, block_w=32, num_warps=4, num_stages=2, deep=deep)
-        gate, up, down = self.matrices
+        *gates, up, down = self.matrices
+        gate = gates[0] if gates else None
         x, weights, ids = (each.to(self.device) for each in (inputs.hidden, inputs.topk_weights, inputs.topk_ids))
-        return experts_by_tiles(x, gate, up, down, weights, ids, choice, num_experts=NUM_EXPERTS)
+        return experts_by_tiles(
+            x, gate, up, down, weights, ids, choice, num_experts=NUM_EXPERTS, activation=self.activation
+        )
 
 
 @pytest.mark.thinned("types", "dtype", of=1)
@@ -102,6 +115,7 @@ def test_gate_and_up_of_pairs(triton_device: torch.device, types: tuple[int, int
         weights.to(triton_device),
         ids.to(triton_device),
         num_experts=NUM_EXPERTS,
+        activation="silu",
     )
     gates, ups = (torch.einsum("tknc,tc->tkn", by_expert(each)[ids], x.double()) for each in (gate, up))
     assert_near(result, (weights.double().unsqueeze(-1) * F.silu(gates) * ups).flatten(1), dtype)
@@ -199,6 +213,16 @@ def test_choices_may_be_int32_and_rows_apart(triton_device: torch.device, num_to
         topk_ids=inputs.topk_ids.int().repeat_interleave(2, dim=1)[:, ::2],
     )
     assert torch.equal(experts.run(apart), experts.run(inputs))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 20])
+@pytest.mark.parametrize(("types", "activation"), [((Q8_0, Q4_K, Q8_0), "gelu_tanh"), ((Q5_0, Q8_0), "relu2")], ids=str)
+def test_every_activation_with_gates_and_without(
+    triton_device: torch.device, types: tuple[int, ...], activation: KernelActivation, num_tokens: int
+) -> None:
+    experts = Experts(*types, inner=64, hidden=256, device=triton_device, activation=activation)
+    inputs = experts.inputs(num_tokens)
+    assert_near(experts.run(inputs), naive_moe(inputs, activation))
 
 
 def test_no_tokens(triton_device: torch.device) -> None:

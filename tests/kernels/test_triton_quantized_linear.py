@@ -11,7 +11,7 @@ from torch import Tensor
 from native_weights import IQ4_XS, TRITON_TYPES, every_triton_type, random_matrix
 from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels import quantized_linear as ops
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.decode_rows import decode_rows
 from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
 from paged_sdk.kernels.quantized.repack import repack
@@ -208,7 +208,7 @@ def test_decoding_some_rows(triton_device: torch.device, indices: list[int], dty
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("num_rows", [1, 3, 5])
-def test_swiglu_of_two_formats(triton_device: torch.device, num_rows: int, activation: GatedActivation) -> None:
+def test_swiglu_of_two_formats(triton_device: torch.device, num_rows: int, activation: KernelActivation) -> None:
     from paged_sdk.kernels.triton.quantized_linear import quantized_swiglu
 
     gate = random_matrix(Q4_K, 3, 512, generator())

@@ -81,7 +81,7 @@ def test_norms_round_where_the_layer_does(triton_device: torch.device) -> None:
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("shape", [(3, 20), (2, 3, 2100)])
 def test_gated_activations(
-    triton_device: torch.device, dtype: torch.dtype, kind: activations.GatedActivation, shape: tuple[int, ...]
+    triton_device: torch.device, dtype: torch.dtype, kind: activations.KernelActivation, shape: tuple[int, ...]
 ) -> None:
     from paged_sdk.kernels.triton.activation import gated_activation
 

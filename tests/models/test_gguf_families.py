@@ -112,6 +112,33 @@ _MAMBA_KEYS: Final = {
     "ssm.time_step_rank": 4,
     "ssm.inner_size": 128,
 }
+_NEMOTRON: Final = {
+    "model_type": "nemotron_h",
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+    "time_step_min": 1e-30,  # transformers' least step, of prompts alone
+}
+_UNGATED: Final = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+    "intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "routed_scaling_factor": 2.5,
+}
+_UNGATED_KEYS: Final = {
+    "attention.head_count_kv": [0, 0, 2, 0, 0],
+    "feed_forward_length": [0, 32, 0, 0, 32],
+    **_EXPERT_KEYS,
+    **_SHARED_KEYS,
+    "expert_shared_count": 1,
+    "expert_group_count": 1,
+    "expert_weights_scale": 2.5,
+    "expert_weights_norm": True,
+}
 _GRANITE: Final = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
@@ -331,19 +358,27 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
     ),
     "nemotron_h": (
         {
-            "model_type": "nemotron_h",
-            "mamba_num_heads": 4,
-            "mamba_head_dim": 32,
-            "n_groups": 2,
-            "ssm_state_size": 32,
+            **_NEMOTRON,
             "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
-            "time_step_min": 1e-30,  # transformers' least step, of prompts alone
         },
         {
             **_MAMBA_KEYS,
             "attention.head_count_kv": [0, 0, 2, 0, 0],
             "feed_forward_length": [0, 96, 0, 0, 96],
         },
+    ),
+    "nemotron_h_moe": (
+        {**_NEMOTRON, **_UNGATED, "n_group": 2},
+        {
+            **_MAMBA_KEYS,
+            **_UNGATED_KEYS,
+            "expert_group_count": 2,
+            "expert_group_used_count": 1,
+        },
+    ),
+    "nemotron_h_moe with latent vectors": (
+        {**_NEMOTRON, **_UNGATED, "moe_latent_size": 32},
+        {**_MAMBA_KEYS, **_UNGATED_KEYS, "moe_latent_size": 32},
     ),
     "nemotron": ({"model_type": "nemotron"}, {"rope.dimension_count": 8}),
     "deepseek2": ({"model_type": "deepseek_v3", **_LATENT, **GROUPED}, {**_LATENT_KEYS, **_GROUPED_KEYS}),
@@ -437,7 +472,7 @@ _GEMMA4_SCALES: Final = MappingProxyType(
     }
 )
 """Tensors for which the gguf package has no whole name."""
-_PERMUTED: Final = ("granite", "smollm3", "arcee", "granitehybrid", "nemotron_h")
+_PERMUTED: Final = ("granite", "smollm3", "arcee", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 _OTHERS: Final = MappingProxyType({"gemma4": {"rope_freqs.weight": torch.tensor([1.0] * 4 + [1e30] * 12)}})
 _NORMS_LESS_1: Final = ("gemma", "nemotron", "qwen3next", "qwen35", "qwen35moe")
 
@@ -595,8 +630,11 @@ def write(
         parts = {part.replace("block_sparse_moe.experts", "mlp.experts"): each for part, each in parts.items()}
         if name.endswith("block_sparse_moe.router.weight"):
             parts = {name.replace("router", "router.layer"): tensor}
-        if architecture == "nemotron_h":
-            parts = {name.replace("model.", "backbone."): tensor}
+        if architecture.startswith("nemotron_h"):  # whose converter renames the stacks of experts alone
+            parts = {
+                part.replace("mixer", "mlp") if projection else part.replace("model.", "backbone."): each
+                for part, each in parts.items()
+            }
         if name.endswith(".kv_b_proj.weight") and "attention.key_length_mla" in own:
             heads = tensor.view(config.num_attention_heads, -1, config.kv_lora_rank)
             keys, head_values = heads.split([config.qk_nope_head_dim, config.v_head_dim], 1)
@@ -639,7 +677,7 @@ def built(config: dict[str, Any], directory: Path) -> Any:
     """Build the model of a config, which is added to :data:`_COMMON`."""
     reference = reference_of(_COMMON | config, directory)
     for name, buffer in reference.named_buffers():
-        if name.endswith(".expert_bias"):  # zeros, otherwise
+        if name.endswith((".expert_bias", "mixer.gate.e_score_correction_bias")):  # zeros, otherwise
             buffer.copy_(torch.tensor([0.5, -0.2, 0.1, 0.3]))
     generator = torch.Generator().manual_seed(0)
     for name, tensor in reference.named_parameters():
@@ -766,6 +804,10 @@ def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) 
         FAMILIES["falcon-h1"][0] | _TIED | {"lm_head_multiplier": 0.5},
         FAMILIES["nemotron_h"][0] | {"use_bias": True},
         FAMILIES["nemotron_h"][0] | {"layers_block_type": ["linear_attention", "full_attention"]},
+        FAMILIES["nemotron_h_moe"][0] | {"layers_block_type": ["linear_attention", "full_attention", "moe", "mlp"]},
+        FAMILIES["nemotron_h_moe"][0] | {"mlp_bias": True},
+        FAMILIES["nemotron_h_moe"][0] | {"mlp_hidden_act": "silu"},
+        FAMILIES["nemotron_h"][0] | {"mlp_hidden_act": "silu"},
         {"model_type": "bamba", **_MAMBA, "attn_layer_indices": [1]},
     ],
 )

@@ -169,8 +169,6 @@ NOT_FUSED: Final[dict[str, str]] = {
     "falcon with alibi": "does not know alibi_slopes = ",
     "bloom": "does not know alibi_slopes = ",
     "mpt": "does not know alibi_slopes = ",
-    "hunyuan_v1_dense": "does not know qk_norm_after_rope = True",
-    "hunyuan_v1_moe": "does not know qk_norm_after_rope = True",
     "ministral3": "does not know query_scaling = ",
     **dict.fromkeys(LATENT, "has no latent attention"),
 }

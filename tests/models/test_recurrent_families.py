@@ -73,6 +73,23 @@ _GRANITE: Final = _MAMBA | {
     "shared_intermediate_size": 96,
 }
 _FALCON: Final = _MAMBA | {"mamba_d_ssm": 128, "head_dim": 16}
+_NEMOTRON: Final = {
+    "model_type": "nemotron_h",
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "head_dim": 16,
+    "time_step_min": 1e-30,  # transformers' least step, of prompts alone
+}
+_UNGATED: Final = _NEMOTRON | {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention", "moe"],
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "routed_scaling_factor": 2.5,
+}
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "lfm2": _CONV,
     "lfm2 with biases": {"model_type": "lfm2", **_CONV, "conv_bias": True, "conv_L_cache": 5},
@@ -115,20 +132,18 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "mamba_rms_norm": True,
         "mamba_norm_before_gate": False,
     },
-    "nemotron_h": {
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 16,
-        "n_groups": 2,
-        "ssm_state_size": 16,
-        "head_dim": 16,
+    "nemotron_h": _NEMOTRON
+    | {
         "layers_block_type": [
             *("linear_attention", "mlp", "full_attention", "linear_attention"),
             *("linear_attention", "mlp"),
         ],
         "use_bias": True,
         "mlp_bias": True,
-        "time_step_min": 1e-30,  # transformers' least step, of prompts alone
     },
+    "nemotron_h with experts": _UNGATED,
+    "nemotron_h with experts of latent vectors": _UNGATED
+    | {"moe_latent_size": 32, "mlp_bias": True, "n_group": 2, "norm_topk_prob": False},
 }
 NATIVE: Final[dict[str, dict[str, Any]]] = {
     "lfm2": _CONV | {"conv_bias": True, "conv_L_cache": 5},
@@ -152,7 +167,7 @@ def reference_model(family: str, config: dict[str, Any]) -> PreTrainedModel:
         reference = reference_of(_COMMON | {"model_type": family} | config, Path(directory))
     generator = torch.Generator().manual_seed(0)
     for name, tensor in reference.state_dict().items():
-        if name.endswith("expert_bias"):
+        if name.endswith(("expert_bias", "correction_bias")):
             tensor.copy_(torch.tensor([0.5, -0.2, 0.1, 0.3]))
         if name.endswith((".D", ".dt_bias", "mamba.norm.weight", "mixer.norm.weight", "conv1d.bias", "_proj.bias")):
             tensor.add_(torch.rand(tensor.shape, generator=generator) - 0.5)
@@ -359,12 +374,10 @@ def test_kv_is_kept_of_layers_with_attention_alone() -> None:
         ("bamba", {"hidden_act": "relu"}, CheckpointError, "expected silu"),
         ("falcon_h1", {"hidden_act": "relu"}, CheckpointError, "expected silu"),
         ("falcon_h1", {"ssm_multipliers": [1.0, 2.0]}, CheckpointError, "expected 5 numbers"),
-        (
-            "nemotron_h",
-            {"layers_block_type": ["moe", "attention"]},
-            UnsupportedArchitectureError,
-            "layers_block_type = .*no gates",
-        ),
+        ("nemotron_h with experts", {"mlp_hidden_act": "relu"}, CheckpointError, "silu or .* in layers with experts"),
+        ("nemotron_h with experts", {"num_experts_per_tok": 5}, CheckpointError, "at most the number of experts, 4"),
+        ("nemotron_h with experts", {"n_group": 3}, CheckpointError, "groups of 4 experts"),
+        ("nemotron_h with experts", {"moe_latent_size": 0}, CheckpointError, "moe_latent_size"),
         ("nemotron_h", {"layers_block_type": ["mlp", "mamba"]}, CheckpointError, "full_attention once"),
         ("nemotron_h", {"hybrid_override_pattern": "MX*"}, CheckpointError, "letters among"),
         ("nemotron_h", {"n_groups": 3}, CheckpointError, "a divisor of mamba_num_heads = 8"),

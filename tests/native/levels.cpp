@@ -221,7 +221,7 @@ struct LayerWeights {
         down(format, kExperts * kHidden, kInner, random) {}
 };
 
-void compare_experts(Levels& levels, const LayerWeights& weights, const Bound& bound) {
+void compare_experts(Levels& levels, const LayerWeights& weights, const Bound& bound, bool gated) {
   Random random(3);
   constexpr int kTokens = 11, kSelected = 2;
   const std::vector<float> x = random.normal(kTokens * kHidden);
@@ -229,7 +229,8 @@ void compare_experts(Levels& levels, const LayerWeights& weights, const Bound& b
   std::vector<int64_t> ids(kTokens * kSelected);
   for (int i = 0; i < kTokens * kSelected; ++i) shares[i] = 0.1f * (1 + i % 7), ids[i] = i * i % kExperts;
   for (const int tokens : {1, 4, kTokens}) {
-    levels.compare(of("experts", weights.gate.packed.format, tokens), bound, [&](const Run& run) {
+    const char* const what = gated ? "experts" : "experts without gates";
+    levels.compare(of(what, weights.up.packed.format, tokens), bound, [&](const Run& run) {
       std::vector<float> out(tokens * kHidden);
       paged_experts_args args{};
       args.x = x.data();
@@ -237,9 +238,10 @@ void compare_experts(Levels& levels, const LayerWeights& weights, const Bound& b
       args.topk_weights = shares.data();
       args.topk_ids = ids.data();
       args.workspace = run.workspace;
-      args.gate = weights.gate.packed;
+      if (gated) args.gate = weights.gate.packed;
       args.up = weights.up.packed;
       args.down = weights.down.packed;
+      args.activation = gated ? PAGED_SILU : PAGED_RELU2;
       args.x_stride = args.out_stride = kHidden;
       args.num_experts = kExperts;
       args.num_tokens = tokens;
@@ -310,7 +312,8 @@ void compare_layers(Levels& levels, int32_t format) {
   Random random(format);
   const LayerWeights weights(format, random);
   const bool pairs = format == PAGED_DENSE_BFLOAT16, has_experts = format < kInHadamard;
-  if (has_experts) compare_experts(levels, weights, {kCodes, pairs});
+  if (has_experts)
+    for (const bool gated : {true, false}) compare_experts(levels, weights, {kCodes, pairs}, gated);
   for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT8_E4M3, PAGED_Q4}) {
     const bool no_codes = format == PAGED_DENSE_FLOAT32 && cache == PAGED_FLOAT32;
     const Bound bound{no_codes ? 20 * kSums : kTwoLayers, pairs};

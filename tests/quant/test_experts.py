@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
 from native_weights import IQ3_S, IQ4_NL, IQ4_XS, TYPES, needs_library, random_matrix, workspace
+from paged_sdk.config.isq import IsqType
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.fused_moe import fused_moe
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.quantized.stored_matrix import UnreadRows
+from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix, UnreadRows
 from paged_sdk.quant.dense_experts import DenseExperts
-from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.experts import Experts, Projections
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
 from paged_sdk.quant.policy import ExpertStack, NamedMatrix, WeightPolicy
 
@@ -25,17 +28,19 @@ CPU = torch.device("cpu")
 TOLERANCE = 0.02
 
 
-def stacks(gate: int, up: int, down: int) -> list[BlockMatrix]:
+def stacks(*tensor_types: int) -> list[BlockMatrix]:
+    """Return gate (of three types), up and down of all experts."""
     generator = torch.Generator().manual_seed(0)
+    shapes = ((INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))[-len(tensor_types) :]
     return [
         random_matrix(tensor_type, NUM_EXPERTS * rows, cols, generator)
-        for tensor_type, rows, cols in ((gate, INNER, HIDDEN), (up, INNER, HIDDEN), (down, HIDDEN, INNER))
+        for tensor_type, (rows, cols) in zip(tensor_types, shapes, strict=True)
     ]
 
 
 def decoded(blocks: list[BlockMatrix]) -> tuple[Tensor, Tensor]:
-    gate, up, down = (each.decoded().view(NUM_EXPERTS, -1, each.shape[1]) for each in blocks)
-    return torch.cat((gate, up), dim=1), down
+    *firsts, down = (each.decoded().view(NUM_EXPERTS, -1, each.shape[1]) for each in blocks)
+    return torch.cat(firsts, dim=1), down
 
 
 def tokens(num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,17 +52,28 @@ def tokens(num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def chosen(policy: WeightPolicy, blocks: list[BlockMatrix], device: torch.device = CPU) -> Experts:
+def chosen(
+    policy: WeightPolicy,
+    stored: Sequence[StoredMatrix],
+    device: torch.device = CPU,
+    *,
+    activation: KernelActivation = "silu",
+) -> Experts:
     """Return the experts that the policy makes, each expert's matrices by themselves."""
-    gate, up, down = (
+    *firsts, down = (
         [
             NamedMatrix(f"experts.{expert}.weight", stack.rows(slice(expert * rows, (expert + 1) * rows)))
             for expert in range(NUM_EXPERTS)
         ]
-        for stack, rows in zip(blocks, (INNER, INNER, HIDDEN), strict=True)
+        for stack, rows in zip(stored, (INNER, INNER, HIDDEN)[-len(stored) :], strict=True)
     )
-    gate_up = ExpertStack(matrices=list(zip(gate, up, strict=True)))
-    return policy.experts(gate_up, ExpertStack(matrices=[[each] for each in down]), dtype=torch.float32, device=device)
+    return policy.experts(
+        ExpertStack(matrices=list(zip(*firsts, strict=True))),
+        ExpertStack(matrices=[[each] for each in down]),
+        dtype=torch.float32,
+        device=device,
+        activation=activation,
+    )
 
 
 def packed(blocks: list[BlockMatrix]) -> Experts:
@@ -74,6 +90,20 @@ def test_packed_experts_are_near_to_their_decoded_weights(types: tuple[int, int,
     inputs = tokens(num_tokens)
     expected = fused_moe(inputs[0], *decoded(blocks), *inputs[1:])
     assert (experts.forward(*inputs) - expected).norm() < TOLERANCE * expected.norm()
+
+
+@pytest.mark.parametrize("isq", [None, IsqType.Q8_0, IsqType.INT8], ids=str)
+@pytest.mark.parametrize("is_native", [pytest.param(True, marks=needs_library), False])
+def test_experts_without_gates_in_every_form(is_native: bool, isq: IsqType | None) -> None:
+    """Of blocks, and of dense matrices that become blocks or grouped codes."""
+    blocks = stacks(Q8_0, Q8_0)
+    policy = WeightPolicy(keep_blocks=True, isq=isq, workspace=workspace() if is_native else None)
+    experts = chosen(policy, blocks, activation="relu2")
+    assert isinstance(experts, NativeBlockExperts if is_native else DenseExperts)
+    inputs = tokens(5)
+    expected = fused_moe(inputs[0], *decoded(blocks), *inputs[1:], "relu2")
+    assert (experts.forward(*inputs) - expected).norm() < TOLERANCE * expected.norm()
+    assert (experts.native_weights is None) != is_native
 
 
 @needs_library
@@ -151,7 +181,7 @@ def test_repacked_experts_are_near_to_their_decoded_weights(triton_device: torch
     inner, hidden = 128, 64
     gate, up = (random_matrix(Q8_0, NUM_EXPERTS * inner, hidden, generator) for _ in range(2))
     down = random_matrix(Q8_0, NUM_EXPERTS * hidden, inner, generator)
-    experts = TritonBlockExperts(gate, up, down, num_experts=NUM_EXPERTS, device=triton_device)
+    experts = TritonBlockExperts(Projections(gate, up, down), num_experts=NUM_EXPERTS, device=triton_device)
     assert experts.num_bytes == sum(each.blocks.nbytes for each in (gate, up, down))
     x, weights, ids = tokens(num_tokens)
     x = x[:, :hidden] * 0.01

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from native_weights import IQ3_S, TRITON_TYPES, random_matrix
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.quantized.repack import repack
 from paged_sdk.quant.dense import DenseLinear
@@ -86,7 +86,7 @@ def test_gate_and_up(
     x = torch.randn(num_rows, COLS, generator=generator) * 0.01  # the interpreter's exp warns of saturated gates
     weight = torch.cat([matrix.decoded() for matrix in stored]).double()
     gate, up = (x.double() @ weight.T + with_bias).chunk(2, dim=1)
-    activations: dict[GatedActivation, Tensor] = {"silu": F.silu(gate), "gelu_tanh": F.gelu(gate, approximate="tanh")}
+    activations: dict[KernelActivation, Tensor] = {"silu": F.silu(gate), "gelu_tanh": F.gelu(gate, approximate="tanh")}
     for activation, activated in activations.items():
         expected = activated * up
         got = layer.forward_gated(x.to(triton_device), activation, None)

@@ -236,11 +236,8 @@ class _Collector:
             raise UnsupportedArchitectureError(f"importance cannot be collected in a {what}", architecture=architecture)
         if mlp is None:
             return
-        if isinstance(mlp, GatedMlp):
+        if isinstance(mlp, GatedMlp | PlainMlp):
             self._watch_mlp(prefix, mlp, "")
-        elif isinstance(mlp, PlainMlp):
-            mlp.up = self._watched(prefix, ("ffn_up",), mlp.up)
-            mlp.down = self._watched(prefix, ("ffn_down",), mlp.down)
         elif isinstance(mlp, MoeMlp) and isinstance(mlp.experts, DenseExperts):
             self._watch_experts(prefix, mlp, mlp.experts)
         else:
@@ -273,18 +270,24 @@ class _Collector:
         block.input = self._watched(prefix, ("attn_qkv", "attn_gate") if is_delta else (inputs,), block.input)
         block.output = self._watched(prefix, (output,), block.output)
 
-    def _watch_mlp(self, prefix: str, mlp: GatedMlp, suffix: str) -> None:
-        names = (f"ffn_gate{suffix}", f"ffn_up{suffix}")
-        mlp.gate_up = self._watched(prefix, names, mlp.gate_up)
+    def _watch_mlp(self, prefix: str, mlp: GatedMlp | PlainMlp, suffix: str) -> None:
+        if isinstance(mlp, PlainMlp):
+            mlp.up = self._watched(prefix, (f"ffn_up{suffix}",), mlp.up)
+        else:
+            mlp.gate_up = self._watched(prefix, (f"ffn_gate{suffix}", f"ffn_up{suffix}"), mlp.gate_up)
         mlp.down = self._watched(prefix, (f"ffn_down{suffix}",), mlp.down)
 
     def _watch_experts(self, prefix: str, mlp: MoeMlp, experts: DenseExperts) -> None:
         count, hidden_size, size = experts.down.shape
-        gate_up = self._of([f"{prefix}ffn_gate_exps.weight", f"{prefix}ffn_up_exps.weight"], hidden_size, count)
+        stems = ("ffn_gate_exps", "ffn_up_exps") if experts.is_gated else ("ffn_up_exps",)
+        gate_up = self._of([f"{prefix}{stem}.weight" for stem in stems], hidden_size, count)
         down = self._of([f"{prefix}ffn_down_exps.weight"], size, count)
         mlp.experts = _WatchedExperts(experts, gate_up, down)
         if mlp.shared is not None:
             self._watch_mlp(prefix, mlp.shared.mlp, "_shexp")
+        if mlp.latent is not None:
+            to, of = mlp.latent
+            mlp.latent = self._watched(prefix, ("ffn_latent_down",), to), self._watched(prefix, ("ffn_latent_up",), of)
 
     def _watched(self, prefix: str, stems: Sequence[str], linear: Linear) -> Linear:
         names = [f"{prefix}{stem}.weight" for stem in stems if stem in self._own_names]
@@ -315,7 +318,7 @@ class _WatchedExperts(Experts):
     """Computes a layer's experts one after the other, and accumulates the squared inputs of each."""
 
     def __init__(self, experts: DenseExperts, gate_up: _Squares, down: _Squares) -> None:
-        assert experts.extras is None, "forward() computes plain SwiGLU without biases"
+        assert experts.extras is None, "forward() computes experts without biases"
         self._experts = experts
         self._gate_up = gate_up
         self._down = down
@@ -332,8 +335,7 @@ class _WatchedExperts(Experts):
             tokens, places = (topk_ids == expert).nonzero(as_tuple=True)
             chosen = x[tokens]
             self._gate_up.add(chosen, expert)
-            gate, up = F.linear(chosen, self._experts.gate_up[expert]).chunk(2, dim=-1)
-            inner = F.silu(gate) * up
+            inner = self._experts.inner(chosen, expert)
             self._down.add(inner, expert)
             values = F.linear(inner, self._experts.down[expert]).float()
             out.index_add_(0, tokens, values * topk_weights[tokens, places, None])

@@ -112,7 +112,7 @@ def checkpoint_names(checkpoint: Checkpoint) -> CheckpointNames:
         head=names.head,
         experts={
             "ffn_gate_inp": f"{experts.block}.gate",
-            "ffn_gate_exps": f"{each}.{experts.gate}",
+            **({} if experts.gate is None else {"ffn_gate_exps": f"{each}.{experts.gate}"}),
             "ffn_up_exps": f"{each}.{experts.up}",
             "ffn_down_exps": f"{each}.{experts.down}",
         },

@@ -41,7 +41,11 @@ class MoeConfig:
     :ivar beside_mlp: whether the layers also have a dense MLP, whose output is added to that of the experts; both have
         norms of their own. The router reads the normalized and scaled residual stream, and a learned factor per expert
         multiplies the weights (gemma4)
-    :ivar activation: the experts' activation, of their gates
+    :ivar activation: the experts' activation, of their gates, or of up without gates
+    :ivar gated: whether experts, shared ones included, have gates; False: they are ``down(activation(up(x)))``
+        (nemotron_h)
+    :ivar latent_size: size of the vectors that experts read and write, to and from which matrices of the layer map; the
+        router and shared experts have the model's. None: all experts have the model's (nemotron_h)
     :ivar renormalize: True: the weights of a token's experts are rescaled to sum to 1, as by a softmax over the chosen
         experts alone (granitemoe); False: they are the probabilities of a softmax over all experts
     """
@@ -69,3 +73,5 @@ class MoeConfig:
     alternates: bool = False
     beside_mlp: bool = False
     activation: Activation = Activation.SILU
+    gated: bool = True
+    latent_size: int | None = None

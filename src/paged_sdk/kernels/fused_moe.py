@@ -1,5 +1,5 @@
 """Computes a mixture of experts (Shazeer et al., 2017, arXiv 1701.06538): for each token, the weighted sum of a few of
-many gated MLPs.
+many MLPs, with gates or without.
 
 With few tokens, most of the time goes into reading weights. So an expert's matrices are read once for all its tokens,
 and experts without tokens are not read.
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.activation import GatedActivation, gated_activation_reference
+from paged_sdk.kernels.activation import KernelActivation, check_activation, inner_activation_reference
 from paged_sdk.kernels.checks import FLOATS, check_tensor
 from paged_sdk.kernels.fallback import device_of, runs_on_triton
 
@@ -50,19 +50,20 @@ def fused_moe(
     down: Tensor,
     topk_weights: Tensor,
     topk_ids: Tensor,
-    activation: GatedActivation = "silu",
+    activation: KernelActivation = "silu",
 ) -> Tensor:
-    """Apply to each token its experts' gated MLPs: ``sum of weight * down @ (activation(gate @ x) * (up @ x))``.
+    """Apply to each token its experts' MLPs: ``sum of weight * down @ (activation(gate @ x) * (up @ x))``, or without
+    gates ``sum of weight * down @ activation(up @ x)``.
 
     The custom op is ``torch.ops.paged_sdk.fused_moe``.
 
     :param hidden: ``[num_tokens, hidden_size]`` float32, float16 or bfloat16
     :param gate_up: ``[num_experts, 2 * intermediate_size, hidden_size]`` of the dtype of ``hidden``, contiguous: gate's
-        rows, then up's
+        rows, then up's; of experts without gates ``[num_experts, intermediate_size, hidden_size]``
     :param down: ``[num_experts, hidden_size, intermediate_size]`` likewise
     :param topk_weights: ``[num_tokens, num_selected]`` float32
     :param topk_ids: which experts, ``[num_tokens, num_selected]`` int64 or int32
-    :param activation: ``"silu"``, or ``"gelu_tanh"``: tanh-approximated GELU
+    :param activation: ``"silu"``, ``"gelu_tanh"`` (tanh-approximated GELU) or ``"relu2"`` (the square of ReLU)
     :returns: ``[num_tokens, hidden_size]`` of the dtype of ``hidden``; a token's experts are weighted and
         summed in float32. Triton kernels keep experts' outputs in float32 until then; torch operations round each to
         the dtype first
@@ -79,7 +80,7 @@ def fused_moe_reference(
     down: Tensor,
     topk_weights: Tensor,
     topk_ids: Tensor,
-    activation: GatedActivation = "silu",
+    activation: KernelActivation = "silu",
 ) -> Tensor:
     """Implement :func:`fused_moe` with torch operations: one expert after the other, each for all its tokens."""
     order = topk_ids.flatten().argsort(stable=True)
@@ -87,13 +88,14 @@ def fused_moe_reference(
     weights = topk_weights.flatten()[order].unsqueeze(-1)
     rows = hidden[tokens]
     out = torch.zeros_like(hidden, dtype=_accumulator(hidden))
+    is_gated = _is_gated(gate_up, down)
     first = 0
     for expert, count in enumerate(topk_ids.flatten().bincount().tolist()):
         if not count:
             continue
         own = slice(first, first + count)
-        gated = gated_activation_reference(F.linear(rows[own], gate_up[expert]), activation)
-        mapped = F.linear(gated, down[expert])
+        inner = inner_activation_reference(F.linear(rows[own], gate_up[expert]), activation, is_gated=is_gated)
+        mapped = F.linear(inner, down[expert])
         out.index_add_(0, tokens[own], mapped * weights[own])
         first += count
     return out.to(hidden.dtype)
@@ -123,15 +125,13 @@ def _fused_moe(
     hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor, activation: str = "silu"
 ) -> Tensor:
     _check(hidden, gate_up, down, topk_weights, topk_ids)
-    if activation not in ("silu", "gelu_tanh"):
-        raise ConfigError.of("activation", activation, "silu or gelu_tanh")
-    gelu = activation == "gelu_tanh"
+    kind = check_activation(activation)
     if runs_on_triton("fused_moe", hidden):
         from paged_sdk.kernels.triton import fused_moe as triton_kernels
 
         with device_of(hidden):
-            return triton_kernels.fused_moe(hidden, gate_up, down, topk_weights, topk_ids, gelu=gelu)
-    return fused_moe_reference(hidden, gate_up, down, topk_weights, topk_ids, "gelu_tanh" if gelu else "silu")
+            return triton_kernels.fused_moe(hidden, gate_up, down, topk_weights, topk_ids, kind)
+    return fused_moe_reference(hidden, gate_up, down, topk_weights, topk_ids, kind)
 
 
 @_fused_moe.register_fake
@@ -145,7 +145,8 @@ def _check(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, 
     num_tokens, hidden_size = hidden.shape
     check_tensor("down", down, ("num_experts", hidden_size, "intermediate_size"), (dtype,), device)
     num_experts, _, intermediate_size = down.shape
-    check_tensor("gate_up", gate_up, (num_experts, 2 * intermediate_size, hidden_size), (dtype,), device)
+    rows = intermediate_size * (2 if _is_gated(gate_up, down) else 1)
+    check_tensor("gate_up", gate_up, (num_experts, rows, hidden_size), (dtype,), device)
     for name, weight in (("gate_up", gate_up), ("down", down)):
         if not weight.is_contiguous():
             raise ConfigError.of(f"{name}.stride()", weight.stride(), "a contiguous tensor")
@@ -156,6 +157,11 @@ def _check(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, 
         if lowest < 0 or highest >= num_experts:
             wrong = lowest if lowest < 0 else highest
             raise ConfigError.of("topk_ids", wrong, f"experts 0 to {num_experts - 1}")
+
+
+def _is_gated(gate_up: Tensor, down: Tensor) -> bool:
+    """Return whether experts have gates: unless they have as many rows as ``down`` has columns."""
+    return gate_up.shape[1:2] != down.shape[2:]
 
 
 def _accumulator(x: Tensor) -> torch.dtype:

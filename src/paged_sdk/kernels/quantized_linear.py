@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.activation import GatedActivation, gated_activation_reference
+from paged_sdk.kernels.activation import KernelActivation, check_activation, gated_activation_reference
 from paged_sdk.kernels.checks import FLOATS, check_tensor
 from paged_sdk.kernels.fallback import device_of, runs_on_triton
 from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
@@ -38,7 +38,7 @@ def quantized_linear(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None =
 
 
 def quantized_swiglu(
-    x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, activation: GatedActivation = "silu"
+    x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, activation: KernelActivation = "silu"
 ) -> Tensor:
     """Compute ``activation(x @ gate.T) * (x @ up.T)``; for one row, in one kernel.
 
@@ -58,7 +58,7 @@ def quantized_linear_reference(x: Tensor, matrix: TritonBlockMatrix, bias: Tenso
 
 
 def quantized_swiglu_reference(
-    x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, activation: GatedActivation = "silu"
+    x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, activation: KernelActivation = "silu"
 ) -> Tensor:
     """Implement :func:`quantized_swiglu` with torch operations."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -118,7 +118,7 @@ def _swiglu(
     check_tensor("x", x, ("num_rows", cols), FLOATS, gate_quants.device)
     if (up.rows, up.chunks) != (gate.rows, gate.chunks):
         raise ConfigError.of("up", f"{up.rows} rows", f"{gate.rows} rows of {cols} columns, as gate has")
-    kind: GatedActivation = "silu" if activation == "silu" else "gelu_tanh"
+    kind = check_activation(activation)
     if runs_on_triton("quantized_swiglu", x):
         from paged_sdk.kernels.triton import quantized_linear as triton_kernels
 

@@ -12,8 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.config.activation import Activation
+from paged_sdk.kernels.activation import KernelActivation
 
-__all__ = ["activation_function"]
+__all__ = ["KERNEL_ACTIVATIONS", "activation_function"]
+
+KERNEL_ACTIVATIONS: Final[Mapping[Activation, KernelActivation]] = MappingProxyType(
+    {Activation.SILU: "silu", Activation.GELU_TANH: "gelu_tanh", Activation.RELU2: "relu2"}
+)
+"""The activations that kernels compute as a part of MLPs and experts, by the name that kernels have for them."""
 
 _FUNCTIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = MappingProxyType(
     {

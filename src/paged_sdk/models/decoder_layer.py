@@ -120,11 +120,7 @@ class DecoderLayer:
 
     def _linears(self) -> list[Linear]:
         own = [] if self.mixer is None else [*self.mixer.linears]
-        match self.common_mlp:
-            case GatedMlp() as mlp:
-                own += [mlp.gate_up, mlp.down]
-            case PlainMlp() as mlp:
-                own += [mlp.up, mlp.down]
+        own += () if self.mlp is None else self.mlp.linears
         return own if self.layer_input is None else [*own, *self.layer_input.linears]
 
     def forward(
@@ -213,10 +209,10 @@ def _load_mlp(
     prefix = names.layer(layer)
     if config.moe is not None and layer in config.moe.layers and not config.moe.beside_mlp:
         return load_moe_mlp(loader, config, config.moe, names, prefix)
-    if not config.gated_mlp:
-        return load_plain_mlp(loader, config, names, prefix)
-    gate_up = [prefix + name for name in names.gate_up]
     size, bias = config.layer(layer).intermediate_size, config.mlp_bias
+    if not config.gated_mlp:
+        return load_plain_mlp(loader, config, prefix + names.up, prefix + names.down, size=size, bias=bias)
+    gate_up = [prefix + name for name in names.gate_up]
     return load_gated_mlp(loader, config, gate_up, prefix + names.down, size=size, bias=bias)
 
 

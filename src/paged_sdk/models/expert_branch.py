@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.moe import MoeConfig
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.layers.norm import Norm, RMSNorm
 from paged_sdk.models.expert_choice import ExpertChooser
 from paged_sdk.models.expert_loader import ExpertTensors, load_experts
@@ -21,12 +16,7 @@ from paged_sdk.models.norms import load_norm
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.experts import Experts
 
-__all__ = ["EXPERT_ACTIVATIONS", "ExpertBranch", "load_expert_branch"]
-
-EXPERT_ACTIVATIONS: Final[Mapping[Activation, GatedActivation]] = MappingProxyType(
-    {Activation.SILU: "silu", Activation.GELU_TANH: "gelu_tanh"}
-)
-"""The activations that experts may have, by the name that kernels have for them."""
+__all__ = ["ExpertBranch", "load_expert_branch"]
 
 
 class ExpertBranch:
@@ -98,7 +88,7 @@ def load_expert_branch(loader: WeightLoader, config: DecoderConfig, moe: MoeConf
                 num_experts=moe.num_experts,
                 hidden_size=hidden,
                 intermediate_size=moe.intermediate_size,
-                activation=EXPERT_ACTIVATIONS[moe.activation],
+                activation=KERNEL_ACTIVATIONS[moe.activation],
             ),
         ),
         mlp_norm=norm("post_feedforward_layernorm_1"),

@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.grouped_matrix import every_other_row
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
@@ -26,17 +26,18 @@ class ExpertTensors:
     """Describes a layer's experts, and their names in a checkpoint.
 
     :ivar block: prefix of the tensors of each expert, which its number follows
-    :ivar stacked: the tensors of all experts that a checkpoint may have instead: gate and up, and down
-    :ivar gate: name of an expert's gate, without ``.weight``; ``up`` and ``down`` likewise
+    :ivar stacked: the tensors of all experts that a checkpoint may have instead: gate and up (or up alone), and down
+    :ivar gate: name of an expert's gate, without ``.weight``; None: experts have no gates
+    :ivar up: name of an expert's first matrix, beside its gate; ``down`` likewise of its last
     :ivar alternates: whether a tensor for all experts has gate and up interleaved, row by row
     :ivar swiglu: alpha and limit of experts with biases (:class:`~paged_sdk.quant.experts.ExpertExtras`); None: no
         biases
-    :ivar activation: of the gates, without ``swiglu``
+    :ivar activation: of the gates, without ``swiglu``; or of up, without gates
     """
 
     block: str
     stacked: tuple[str, str]
-    gate: str
+    gate: str | None
     up: str
     down: str
     num_experts: int
@@ -44,7 +45,12 @@ class ExpertTensors:
     intermediate_size: int
     alternates: bool = False
     swiglu: tuple[float, float] | None = None
-    activation: GatedActivation = "silu"
+    activation: KernelActivation = "silu"
+
+    @property
+    def gate_up(self) -> tuple[str, ...]:
+        """Return the names of the matrices that read an expert's input."""
+        return (self.up,) if self.gate is None else (self.gate, self.up)
 
     def of_each(self, *names: str) -> Iterator[list[str]]:
         """Return the full names of some tensors, for each expert."""
@@ -128,16 +134,12 @@ def load_experts(loader: WeightLoader, experts: ExpertTensors) -> Experts:
 def _one_after_the_other(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> Experts:
     hidden, size = experts.hidden_size, experts.intermediate_size
     # As Qwen3-VL's checkpoints have them. The shape of gate_up_proj decides for both tensors: down_proj may be square.
-    stacked = experts.stacked[0]
-    transposed = stacked in loader and loader.shape(stacked) == (experts.num_experts, hidden, 2 * size) != (
-        experts.num_experts,
-        2 * size,
-        hidden,
-    )
+    stacked, count, rows = experts.stacked[0], experts.num_experts, len(experts.gate_up) * size
+    transposed = stacked in loader and loader.shape(stacked) == (count, hidden, rows) != (count, rows, hidden)
     gate_up = _stack(
         loader,
         experts.stacked[0],
-        [[f"{name}.weight" for name in names] for names in experts.of_each(experts.gate, experts.up)],
+        [[f"{name}.weight" for name in names] for names in experts.of_each(*experts.gate_up)],
         (size, hidden),
         lambda named: loader.part(named, part.neurons, None),
         transposed=transposed,
@@ -152,9 +154,10 @@ def _one_after_the_other(loader: WeightLoader, experts: ExpertTensors, part: _Pa
     )
     extras = None
     if experts.swiglu is not None:
+        assert experts.gate is not None, "SwiGLU has a gate"
         gate_bias, up_bias, down_bias = (
-            torch.stack([loader.tensor(f"{each}.bias", rows) for (each,) in experts.of_each(name)])
-            for name, rows in ((experts.gate, size), (experts.up, size), (experts.down, hidden))
+            torch.stack([loader.tensor(f"{each}.bias", outputs) for (each,) in experts.of_each(name)])
+            for name, outputs in ((experts.gate, size), (experts.up, size), (experts.down, hidden))
         )
         extras = part.extras(gate_bias, up_bias, down_bias, experts.swiglu, loader.shard)
     return loader.experts(gate_up, down, extras=extras, join=part.join, activation=experts.activation)

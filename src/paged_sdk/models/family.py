@@ -42,10 +42,11 @@ class ExpertNames:
     :ivar block: prefix, within a layer, of the router and of ``experts``
     :ivar router: name of the router's matrix within the block
     :ivar choice_bias: name of what is added to the experts' weights when they are chosen, within the block
-    :ivar gate: name of the gate's matrix within an expert; ``up`` and ``down`` likewise
-    :ivar stacked: tensors that hold gate and up, and down, of all experts, within the block
+    :ivar gate: name of the gate's matrix within an expert, if it has one; ``up`` and ``down`` likewise
+    :ivar stacked: tensors that hold gate and up (or up alone), and down, of all experts, within the block
+    :ivar latent: matrices that map to the vectors that experts read, and from those that they write, within the block
     :ivar shared_gate_up: gate and up projections of the shared experts, within a layer; a single name is a fused
-        projection
+        projection, or that of up, of experts without gates
     :ivar shared_down: down projection of the shared experts, within a layer
     :ivar shared_gate: what scales their output, within a layer
     """
@@ -53,10 +54,11 @@ class ExpertNames:
     block: str = "mlp"
     router: str = "gate"
     choice_bias: str = "expert_bias"
-    gate: str = "gate_proj"
+    gate: str | None = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+    latent: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
     shared_gate_up: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
     shared_down: str = "mlp.shared_expert.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"

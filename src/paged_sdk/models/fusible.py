@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 from attrs import NOTHING, fields
 
 from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import DecoderConfig, NormKind
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.config.rope import RopeConfig
+from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.layers.norm import LayerNorm, NoNorm, RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.attention_block import AttentionBlock
@@ -24,7 +24,7 @@ from paged_sdk.models.moe_mlp import MoeMlp, SharedExpert
 from paged_sdk.models.norms import WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
 
-__all__ = ["ACTIVATIONS", "why_not_fused"]
+__all__ = ["why_not_fused"]
 
 # The fields of which the fused layers, or code shared with the unfused model, support every value. A model that sets
 # any other field is not fused.
@@ -37,7 +37,15 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
             *("attention_sinks", "num_image_layers", "layer_shapes"),
             # norms, biases and activations of the layers
             *("norm", "norm_eps", "norm_bias", "norm_offset", "norm_in_float32", "input_norms", "sandwich_norms"),
-            *("qk_norm", "qk_norm_weights", "qk_norm_bias", "value_norm", "qkv_clip", "parallel_residual"),
+            *(
+                "qk_norm",
+                "qk_norm_weights",
+                "qk_norm_bias",
+                "qk_norm_after_rope",
+                "value_norm",
+                "qkv_clip",
+                "parallel_residual",
+            ),
             *("layer_scales", "layer_inputs"),
             *("qkv_bias", "output_bias", "mlp_bias", "gated_mlp", "activation", "ropes", "moe"),
             # the order of a checkpoint's rows, which loading normalizes
@@ -68,12 +76,6 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
     ),
 }
 
-ACTIVATIONS: Final[dict[Activation, Literal["silu", "gelu_tanh", "relu2"]]] = {
-    Activation.SILU: "silu",
-    Activation.GELU_TANH: "gelu_tanh",
-    Activation.RELU2: "relu2",
-}
-
 
 def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range | None = None) -> str | None:
     """Return why a model's layers cannot be fused, or None if they can.
@@ -96,7 +98,7 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
     parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
     if (reason := next(filter(None, map(_unknown_setting, parts)), None) or _unknown_kind(model)) is not None:
         return reason
-    if config.activation not in ACTIVATIONS:
+    if config.activation not in KERNEL_ACTIVATIONS:
         return f"the native decoder has no activation {config.activation.value}"
     if (unknown := _unknown_combination(config, pages.workspace.library.max_interleaved)) is not None:
         return f"the native decoder does not know {unknown}"
@@ -153,7 +155,9 @@ def _unknown_kind(model: DecoderModel) -> str | None:
         parts += [(layer, (DecoderLayer,)), (attention, (AttentionBlock,)), (mlp, (GatedMlp, PlainMlp, MoeMlp))]
         if isinstance(mlp, MoeMlp):
             parts.append((mlp.chooser, (ExpertChooser,)))
-            parts += [] if mlp.shared is None else [(mlp.shared, (SharedExpert,)), (mlp.shared.mlp, (GatedMlp,))]
+            parts += (
+                [] if mlp.shared is None else [(mlp.shared, (SharedExpert,)), (mlp.shared.mlp, (GatedMlp, PlainMlp))]
+            )
         if (branch := layer.expert_branch) is not None:
             parts += [(branch, (ExpertBranch,)), (branch.chooser, (ExpertChooser,))]
             norms += [branch.router_norm, branch.input_norm, branch.output_norm, branch.mlp_norm]

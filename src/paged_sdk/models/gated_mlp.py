@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Final
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import BranchScales, DecoderConfig
-from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.layers.activation import activation_function
+from paged_sdk.layers.activation import KERNEL_ACTIVATIONS, activation_function
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.linear import Linear
 
 __all__ = ["GatedMlp", "load_gated_mlp"]
-
-# Activations with a kernel; others are computed one operation at a time.
-_KERNELS: Final[Mapping[Activation, GatedActivation]] = MappingProxyType(
-    {Activation.SILU: "silu", Activation.GELU_TANH: "gelu_tanh"}
-)
 
 
 class GatedMlp:
@@ -46,7 +38,13 @@ class GatedMlp:
         self.activation = activation
         self._gate_scale = gate_scale
         self._output_scale = output_scale
-        self._kernel = _KERNELS.get(activation) if gate_scale == 1.0 else None
+        # Activations without a kernel are computed one operation at a time.
+        self._kernel = KERNEL_ACTIVATIONS.get(activation) if gate_scale == 1.0 else None
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Return the linear layers, in the order in which they are applied."""
+        return self.gate_up, self.down
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Apply the MLP to ``[num_tokens, hidden_size]``, the tokens of a step."""

@@ -18,9 +18,9 @@ from paged_sdk.config.layer_shape import LayerInputConfig, LayerShape
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.config.rope import RopeConfig
 from paged_sdk.errors import UnsupportedArchitectureError
+from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.models.common_config import FULL, read_activation, read_common, read_layer_types, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.expert_branch import EXPERT_ACTIVATIONS
 from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
 from paged_sdk.models.gemma2 import NORMS
 from paged_sdk.models.rope_fields import read_rope
@@ -169,8 +169,8 @@ def _read_rope(fields: ConfigFields, kind: str, head_dim: int) -> RopeConfig:
 
 def _read_experts(fields: ConfigFields, shape: DecoderConfig) -> MoeConfig:
     """Return the settings of the experts beside the MLPs."""
-    if shape.activation not in EXPERT_ACTIVATIONS:
-        known = " or ".join(each.value for each in EXPERT_ACTIVATIONS)
+    if shape.activation not in KERNEL_ACTIVATIONS:
+        known = " or ".join(each.value for each in KERNEL_ACTIVATIONS)
         raise UnsupportedArchitectureError(
             f"{fields.shown('hidden_activation')} is not supported in experts: expected {known}",
             architecture=shape.model_type,

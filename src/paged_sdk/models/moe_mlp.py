@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.kernels.step import StepContext
+from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.models.expert_choice import ExpertChooser
 from paged_sdk.models.expert_loader import ExpertTensors, load_experts
 from paged_sdk.models.family import ExpertNames, TensorNames
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
+from paged_sdk.models.plain_mlp import PlainMlp, load_plain_mlp
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.linear import Linear
 
 __all__ = ["MoeMlp", "SharedExpert", "load_moe_mlp"]
 
@@ -24,7 +29,7 @@ class SharedExpert:
     :param gate: the weight of a gate whose sigmoid scales the output, ``[1, hidden_size]``; None: no gate
     """
 
-    def __init__(self, mlp: GatedMlp, *, gate: Tensor | None) -> None:
+    def __init__(self, mlp: GatedMlp | PlainMlp, *, gate: Tensor | None) -> None:
         self.mlp = mlp
         self.gate = gate
 
@@ -41,6 +46,7 @@ class MoeMlp:
     :param router_bias: ``[num_experts]``; None: no bias
     :param chooser: chooses a token's experts from the router's scores
     :param shared: the shared experts, whose output is added; None: there are none
+    :param latent: maps to the vectors that experts read, and from those that they write; None: they have the model's
     """
 
     def __init__(
@@ -51,18 +57,29 @@ class MoeMlp:
         experts: Experts,
         router_bias: Tensor | None = None,
         shared: SharedExpert | None = None,
+        latent: tuple[Linear, Linear] | None = None,
     ) -> None:
         self.router = router
         self.router_bias = router_bias
         self.chooser = chooser
         self.experts = experts
         self.shared = shared
+        self.latent = latent
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Return the linear layers, in the order in which they are applied; experts that are chosen are none."""
+        return (*(self.latent or ()), *(() if self.shared is None else self.shared.mlp.linears))
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Apply the mixture to ``[num_tokens, hidden_size]``, the tokens of a step."""
         logits = F.linear(x.to(self.router.dtype), self.router, self.router_bias)
         weights, ids = self.chooser.choose(logits)
-        chosen = self.experts.forward(x, weights, ids)
+        if self.latent is None:
+            chosen = self.experts.forward(x, weights, ids)
+        else:
+            down, up = self.latent
+            chosen = up.forward(self.experts.forward(down.forward(x, ctx), weights, ids), ctx)
         return chosen if self.shared is None else chosen + self.shared.forward(x, ctx)
 
 
@@ -90,16 +107,20 @@ def load_moe_mlp(
                 up=own.up,
                 down=own.down,
                 num_experts=count,
-                hidden_size=config.hidden_size,
+                hidden_size=config.hidden_size if moe.latent_size is None else moe.latent_size,
                 intermediate_size=moe.intermediate_size,
                 alternates=moe.alternates,
                 swiglu=None if moe.swiglu_limit is None else (moe.swiglu_alpha, moe.swiglu_limit),
+                activation=KERNEL_ACTIVATIONS[moe.activation],
             ),
         ),
         router_bias=loader.tensor(f"{block}.{own.router}.bias", count) if moe.has_biases else None,
         shared=None
         if moe.shared_intermediate_size is None
-        else _load_shared(loader, config, own, prefix, moe.shared_intermediate_size, has_gate=moe.has_shared_gate),
+        else _load_shared(loader, config, moe, own, prefix, moe.shared_intermediate_size),
+        latent=None
+        if moe.latent_size is None
+        else _load_latent(loader, config, [f"{block}.{name}" for name in own.latent], moe.latent_size),
     )
 
 
@@ -113,12 +134,24 @@ def _load_choice_bias(loader: WeightLoader, name: str, count: int) -> Tensor:
 
 
 def _load_shared(
-    loader: WeightLoader, config: DecoderConfig, names: ExpertNames, prefix: str, size: int, *, has_gate: bool
+    loader: WeightLoader, config: DecoderConfig, moe: MoeConfig, names: ExpertNames, prefix: str, size: int
 ) -> SharedExpert:
-    gate_up = [prefix + name for name in names.shared_gate_up]
-    mlp = load_gated_mlp(loader, config, gate_up, prefix + names.shared_down, size=size, bias=config.mlp_bias)
-    gate = loader.tensor(f"{prefix}{names.shared_gate}.weight", 1, config.hidden_size) if has_gate else None
-    return SharedExpert(mlp, gate=gate)
+    gate_up, down = [prefix + name for name in names.shared_gate_up], prefix + names.shared_down
+    mlp: GatedMlp | PlainMlp
+    if moe.gated:
+        mlp = load_gated_mlp(loader, config, gate_up, down, size=size, bias=config.mlp_bias)
+    else:
+        mlp = load_plain_mlp(loader, config, *gate_up, down, size=size, bias=config.mlp_bias)
+    scale = loader.tensor(f"{prefix}{names.shared_gate}.weight", 1, config.hidden_size) if moe.has_shared_gate else None
+    return SharedExpert(mlp, gate=scale)
+
+
+def _load_latent(loader: WeightLoader, config: DecoderConfig, names: Sequence[str], size: int) -> tuple[Linear, Linear]:
+    down, up = names
+    return (
+        loader.linear([down], in_features=config.hidden_size, out_features=(size,), bias=config.mlp_bias),
+        loader.linear([up], in_features=size, out_features=(config.hidden_size,), bias=config.mlp_bias),
+    )
 
 
 def _names_in(loader: WeightLoader, moe: MoeConfig, names: TensorNames, prefix: str) -> ExpertNames:

@@ -14,9 +14,9 @@ from paged_sdk.kernels.native.decoder_layer import LayerInput
 from paged_sdk.kernels.native.mixture import Mixture
 from paged_sdk.kernels.native.projection import Projection
 from paged_sdk.kernels.native.routing import ExpertChoice
+from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.layers.norm import LayerNorm, NoNorm, Norm
 from paged_sdk.models.decoder_layer import DecoderLayer
-from paged_sdk.models.fusible import ACTIVATIONS
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.norms import SharedWholeNorms, WholeNorms
@@ -83,6 +83,7 @@ def native_layer(
         query_norm_bias=query[1],
         key_norm=key[0],
         key_norm_bias=key[1],
+        norms_last=config.qk_norm_after_rope,
         value_norm=attention.value_norm is not None,
         keys_as_values=own.keys_as_values and own.kv_layer is None,
         shares_keys=own.kv_layer is not None,
@@ -92,7 +93,7 @@ def native_layer(
         clip=config.qkv_clip,
         sinks=attention.sinks,
         parallel=config.parallel_residual,
-        activation="silu" if mlp is None else ACTIVATIONS[mlp.activation],
+        activation="silu" if mlp is None else KERNEL_ACTIVATIONS[mlp.activation],
         rope=rope,
         attended_widths=None if joined is None else joined.inputs,
         inner_widths=mlp.down.inputs if mlp is not None and isinstance(mlp.down, ColumnParallelLinear) else None,
@@ -143,9 +144,11 @@ def _experts(experts: Experts, router: Tensor, choice: ExpertChoice, **others: T
     extras = native.extras
     biases = (None,) * 3 if extras is None else (extras.gate_bias, extras.up_bias, extras.down_bias)
     gate, up, down = (
-        Projection(weight, None if bias is None else bias.flatten())
+        None if weight is None else Projection(weight, None if bias is None else bias.flatten())
         for weight, bias in zip((native.gate, native.up, native.down), biases, strict=True)
     )
+    assert up is not None
+    assert down is not None
     return Mixture(
         # The router kernel does not read float16.
         router=(router.float() if router.dtype is torch.float16 else router).contiguous(),

@@ -1,4 +1,4 @@
-"""Read Nemotron-H: layers that are a Mamba-2 layer, attention without positions, or an MLP without a gate."""
+"""Read Nemotron-H: layers that are a Mamba-2 layer, attention without positions, or an MLP or experts without gates."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from attrs import evolve
 
 from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import DecoderConfig, LayerParts
+from paged_sdk.config.moe import MoeConfig
 from paged_sdk.config.recurrent import Mamba2Config
 from paged_sdk.config.rope import NO_ROPE
-from paged_sdk.errors import UnsupportedArchitectureError
+from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.models.common_config import FULL, read_activation, read_common
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, ExpertNames, NormNames, Sizes, TensorNames
 from paged_sdk.models.mamba2_fields import LINEAR, must_not_limit_steps, read_kinds
+from paged_sdk.models.moe_fields import read_grouped_moe
 
 __all__ = ["FAMILY"]
 
@@ -39,12 +41,12 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     for key in ("attention_bias", "sliding_window"):  # which transformers ignores
         if fields.is_set(key):
             raise fields.error(key, "nothing: attention has neither biases nor windows")
-    mamba = _read_mamba(fields)
+    mamba, activation = _read_mamba(fields), read_activation(fields, "mlp_hidden_act", Activation.RELU2)
     return evolve(
         read_common(
             fields,
             ropes=(NO_ROPE,) * len(kinds),
-            activation=read_activation(fields, "mlp_hidden_act", Activation.RELU2),
+            activation=activation,
             eps="layer_norm_epsilon",
         ),
         norm_in_float32=True,
@@ -52,6 +54,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
         mlp_bias=fields.flag("mlp_bias", False),
         recurrent=tuple(mamba if kind == LINEAR else None for kind in kinds),
         parts=tuple(LayerParts.MIXER if kind in (LINEAR, FULL) else LayerParts.MLP for kind in kinds),
+        moe=_read_experts(fields, kinds, activation) if _EXPERTS in kinds else None,
     )
 
 
@@ -60,14 +63,23 @@ def _read_kinds(fields: ConfigFields) -> tuple[str, ...]:
     if not set(pattern) <= set(_LETTERS):
         raise fields.error("hybrid_override_pattern", f"letters among {' '.join(_LETTERS)}")
     default = tuple(_LETTERS[letter] for letter in pattern) or _DEFAULT
-    kinds = read_kinds(fields, key, None, default, (FULL, LINEAR, _MLP, _EXPERTS))
-    if _EXPERTS in kinds:
-        shown = fields.shown("hybrid_override_pattern" if pattern and not fields.is_set(key) else key)
-        raise UnsupportedArchitectureError(
-            f"{shown}: layers with experts, which have no gates in nemotron_h, are not supported",
-            architecture="nemotron_h",
-        )
-    return kinds
+    return read_kinds(fields, key, None, default, (FULL, LINEAR, _MLP, _EXPERTS))
+
+
+def _read_experts(fields: ConfigFields, kinds: tuple[str, ...], activation: Activation) -> MoeConfig:
+    if activation not in KERNEL_ACTIVATIONS:
+        known = " or ".join(each.value for each in KERNEL_ACTIVATIONS)
+        raise fields.error("mlp_hidden_act", f"{known} in layers with experts")
+    fields = fields.with_defaults(n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=7688)
+    moe = read_grouped_moe(fields, layers=[layer for layer, kind in enumerate(kinds) if kind == _EXPERTS])
+    return evolve(
+        moe,
+        activation=activation,
+        gated=False,
+        # Whatever the number of shared experts.
+        shared_intermediate_size=fields.positive("moe_shared_expert_intermediate_size", 7688),
+        latent_size=fields.optional_positive("moe_latent_size"),
+    )
 
 
 def _read_mamba(fields: ConfigFields) -> Mamba2Config:
@@ -90,6 +102,14 @@ def _read_mamba(fields: ConfigFields) -> Mamba2Config:
     )
 
 
+_EXPERT_NAMES: Final = ExpertNames(
+    block="mixer",
+    choice_bias="gate.e_score_correction_bias",
+    gate=None,
+    stacked=("experts.up_proj", "experts.down_proj"),
+    shared_gate_up=("mixer.shared_experts.up_proj",),
+    shared_down="mixer.shared_experts.down_proj",
+)
 _NAMES: Final = TensorNames(
     embedding="embeddings",
     qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
@@ -98,6 +118,7 @@ _NAMES: Final = TensorNames(
     up="mixer.up_proj",
     down="mixer.down_proj",
     norms=NormNames(attention="norm", mlp="norm", last="norm_f"),
+    experts=(_EXPERT_NAMES,),
     unused=("mtp.",),
 )
 

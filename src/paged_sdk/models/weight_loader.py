@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError, UnsupportedQuantizationError, shown
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
@@ -306,7 +306,7 @@ class WeightLoader:
         *,
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
-        activation: GatedActivation = "silu",
+        activation: KernelActivation = "silu",
     ) -> Experts:
         """Make a layer's experts from matrices that have been read.
 

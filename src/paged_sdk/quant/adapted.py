@@ -8,7 +8,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.lora import LoraWeights, add_lora_
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.quant.linear import DecodedRows, Linear, NativeWeights
@@ -80,7 +80,7 @@ class AdaptableLinear(Linear):
             ctx.slots.slots.add_(out, x, ctx.slots.places, self.name)
         return out
 
-    def forward_gated(self, x: Tensor, activation: GatedActivation, ctx: StepContext | None) -> Tensor:
+    def forward_gated(self, x: Tensor, activation: KernelActivation, ctx: StepContext | None) -> Tensor:
         """Implement :meth:`Linear.forward_gated`. If no row has an adapter, use the base's fused form."""
         if self._updates(ctx) or (ctx is not None and ctx.slots is not None):
             return super().forward_gated(x, activation, ctx)

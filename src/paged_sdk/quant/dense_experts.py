@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paged_sdk.kernels.activation import GatedActivation, gated_activation_reference
+from paged_sdk.kernels.activation import KernelActivation, inner_activation_reference
 from paged_sdk.kernels.fused_moe import fused_moe
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.quant.experts import ExpertExtras, Experts
@@ -19,10 +19,12 @@ __all__ = ["DenseExperts"]
 class DenseExperts(Experts):
     """Computes experts with weights in the model's dtype.
 
-    :param gate_up: ``[num_experts, 2 * intermediate_size, hidden_size]``, gate's rows, then up's
+    :param gate_up: ``[num_experts, 2 * intermediate_size, hidden_size]``, gate's rows, then up's; without gates up's
+        alone
     :param down: ``[num_experts, hidden_size, intermediate_size]``
     :param extras: None: no biases, and ``activation``
-    :param activation: of the gates
+    :param activation: of the gates, or without gates of up
+    :param is_gated: whether experts have gates
     :param join: on the CPU, gathers the inner activations of all ranks before ``down``: ``gate_up`` has the rows of
         this rank's neurons, ``down`` some rows and all columns; None: no gather
     """
@@ -34,9 +36,11 @@ class DenseExperts(Experts):
         extras: ExpertExtras | None = None,
         join: ColumnJoin | None = None,
         *,
-        activation: GatedActivation = "silu",
+        activation: KernelActivation = "silu",
+        is_gated: bool = True,
     ) -> None:
-        self.activation: GatedActivation = activation
+        self.activation: KernelActivation = activation
+        self.is_gated = is_gated
         self.gate_up = gate_up
         self.down = down
         self.extras = extras
@@ -67,9 +71,9 @@ class DenseExperts(Experts):
             for expert, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True))
             if count
         ]
-        own = x.new_empty(len(tokens), self.gate_up.shape[1] // 2)
+        own = x.new_empty(len(tokens), self.gate_up.shape[1] // (2 if self.is_gated else 1))
         for expert, pairs in used:
-            own[pairs] = self._gated(x[tokens[pairs]], expert)
+            own[pairs] = self.inner(x[tokens[pairs]], expert)
         whole = join(own)
         wide = torch.promote_types(x.dtype, torch.float32)
         out = torch.zeros(len(x), self.down.shape[1], dtype=wide)
@@ -86,18 +90,19 @@ class DenseExperts(Experts):
         used.scatter_(1, topk_ids, topk_weights.to(wide))
         out = torch.zeros_like(x, dtype=wide)
         for expert in range(len(self.gate_up)):
-            out += self._outputs(self._gated(x, expert), expert) * used[:, expert, None]
+            out += self._outputs(self.inner(x, expert), expert) * used[:, expert, None]
         return out.to(x.dtype)
 
-    def _gated(self, x: Tensor, expert: int) -> Tensor:
+    def inner(self, x: Tensor, expert: int) -> Tensor:
+        """Compute what one expert's ``down`` multiplies, of rows of the input, ``[rows, hidden_size]``."""
         gate_up = F.linear(x, self.gate_up[expert])
         if (extras := self.extras) is None:
-            return gated_activation_reference(gate_up, self.activation)
+            return inner_activation_reference(gate_up, self.activation, is_gated=self.is_gated)
         gate, up = gate_up.chunk(2, -1)
         gate = (gate + extras.gate_bias[expert]).clamp(max=extras.limit)
         up = (up + extras.up_bias[expert]).clamp(-extras.limit, extras.limit)
         return (up + 1) * gate * torch.sigmoid(extras.alpha * gate)
 
-    def _outputs(self, gated: Tensor, expert: int) -> Tensor:
-        mapped = F.linear(gated, self.down[expert])
+    def _outputs(self, inner: Tensor, expert: int) -> Tensor:
+        mapped = F.linear(inner, self.down[expert])
         return mapped if self.extras is None else mapped + self.extras.down_bias[expert]

@@ -11,13 +11,13 @@ from attrs import frozen
 from torch import Tensor
 
 import paged_sdk.quant.forms
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.own_pages import own_pages
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import Embedding
-from paged_sdk.quant.experts import ExpertExtras, Experts
+from paged_sdk.quant.experts import ExpertExtras, Experts, Projections
 from paged_sdk.quant.linear import Linear
 
 __all__ = ["Form", "Place", "find_forms"]
@@ -73,24 +73,20 @@ class Form:
 
     def experts(
         self,
-        gate: Sequence[StoredMatrix],
-        up: Sequence[StoredMatrix],
-        down: Sequence[StoredMatrix],
+        matrices: Projections[Sequence[StoredMatrix]],
         place: Place,
         *,
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
-        activation: GatedActivation,
+        activation: KernelActivation,
     ) -> Experts | None:
         """Make a layer's experts.
 
-        :param gate: one matrix per expert
-        :param up: likewise
-        :param down: likewise
+        :param matrices: of each projection, one matrix per expert
         :param extras: None: no biases, and ``activation``
         :param join: gathers the inner activations of all ranks before ``down``, which has some rows and all columns;
             None: this rank has all neurons, or ``down`` has the columns of its neurons only
-        :param activation: of the gates
+        :param activation: of the gates, or without gates of up
         """
         return None
 

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.activation import GatedActivation, gated_activation, gated_activation_reference
+from paged_sdk.kernels.activation import KernelActivation, gated_activation, gated_activation_reference
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.step import StepContext
 
@@ -113,7 +113,7 @@ class Linear(ABC):
         columns = self.forward(torch.eye(self.in_features, device=device), None)
         yield DecodedRows(0, (columns - bias).T, bias[0])
 
-    def forward_gated(self, x: Tensor, activation: GatedActivation, ctx: StepContext | None) -> Tensor:
+    def forward_gated(self, x: Tensor, activation: KernelActivation, ctx: StepContext | None) -> Tensor:
         """Compute ``activation(gate) * up``, where gate is the first half of the outputs and up the second (Shazeer,
         2020, arXiv 2002.05202).
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.ranks import ColumnJoin
-from paged_sdk.quant.experts import ExpertExtras, Experts, NativeExpertWeights
+from paged_sdk.quant.experts import ExpertExtras, Experts, NativeExpertWeights, Projections
 
 __all__ = ["NativeBlockExperts"]
 
@@ -21,9 +21,8 @@ class NativeBlockExperts(Experts):
     gets only a few of a prompt's tokens.
 
     :param workspace: the calling engine's workspace
-    :param gate: ``[num_experts * intermediate_size, hidden_size]``
-    :param up: likewise
-    :param down: ``[num_experts * hidden_size, intermediate_size]``
+    :param weights: gate and up ``[num_experts * intermediate_size, hidden_size]``, and down ``[num_experts *
+        hidden_size, intermediate_size]``
     :param extras: None: no biases, and ``activation``
     :param join: see :class:`~paged_sdk.kernels.native.experts.NativeExperts`; ``activation`` likewise
     """
@@ -31,15 +30,14 @@ class NativeBlockExperts(Experts):
     def __init__(
         self,
         workspace: Workspace,
-        gate: PackedWeight,
-        up: PackedWeight,
-        down: PackedWeight,
+        weights: Projections[PackedWeight],
         *,
         num_experts: int,
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
-        activation: GatedActivation = "silu",
+        activation: KernelActivation = "silu",
     ) -> None:
+        gate, up, down = weights.gate, weights.up, weights.down
         self._native = NativeExpertWeights(gate=gate, up=up, down=down, extras=extras, activation=activation)
         self._experts = NativeExperts(
             workspace, gate, up, down, num_experts=num_experts, join=join, activation=activation

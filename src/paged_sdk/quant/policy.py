@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.own_pages import own_pages
@@ -23,7 +23,7 @@ from paged_sdk.kernels.quantized.stored_matrix import DecodedMatrix, StoredMatri
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.embedding import DenseEmbedding, Embedding
-from paged_sdk.quant.experts import ExpertExtras, Experts
+from paged_sdk.quant.experts import ExpertExtras, Experts, Projections
 from paged_sdk.quant.form import Form, Place, find_forms
 from paged_sdk.quant.isq import blocks_for, blocks_of, can_be_quantized, for_head, quantize_stored
 from paged_sdk.quant.linear import Linear, concatenated_biases
@@ -170,25 +170,23 @@ class WeightPolicy:
         device: torch.device,
         extras: ExpertExtras | None = None,
         join: ColumnJoin | None = None,
-        activation: GatedActivation = "silu",
+        activation: KernelActivation = "silu",
     ) -> Experts:
         """Make a layer's experts.
 
-        :param gate_up: two matrices per expert
+        :param gate_up: two matrices per expert, or up alone of experts without gates
         :param down: one matrix per expert
         :param extras: see :meth:`Form.experts`; ``join`` and ``activation`` likewise
         """
         place = self._place(dtype, device)
-        gate, up, down_ = (
-            [self._held(each, Role.EXPERTS, place) for each in matrices]
-            for matrices in (gate_up.projection(0), gate_up.projection(1), down.projection(0))
-        )
+        is_gated = len(gate_up.matrices[0]) > 1
+        named = Projections(gate_up.projection(0) if is_gated else None, gate_up.projection(-1), down.projection(0))
+        held = named.map(lambda matrices: [self._held(each, Role.EXPERTS, place) for each in matrices])
         for form in self.forms:
-            made = form.experts(gate, up, down_, place, extras=extras, join=join, activation=activation)
-            if made is not None:
+            if (made := form.experts(held, place, extras=extras, join=join, activation=activation)) is not None:
                 return made
         stacks = _decoded_stack(gate_up, place), _decoded_stack(down, place)
-        return DenseExperts(*stacks, extras, join, activation=activation)
+        return DenseExperts(*stacks, extras, join, activation=activation, is_gated=is_gated)
 
     def embedding(
         self, table: NamedMatrix, *, scale: float | None, dtype: torch.dtype, device: torch.device

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.quantized.repack import repack
 from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix, concatenate
@@ -63,7 +63,7 @@ class TritonBlockLinear(Linear):
         outputs = [quantized_linear(x, weight, bias) for weight, bias in zip(self._weights, self._biases, strict=True)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
-    def forward_gated(self, x: Tensor, activation: GatedActivation, ctx: StepContext | None) -> Tensor:
+    def forward_gated(self, x: Tensor, activation: KernelActivation, ctx: StepContext | None) -> Tensor:
         """Implement :meth:`Linear.forward_gated`. Few rows take one launch."""
         # For more rows, no kernel fuses gate and up, except as one product if they have one type.
         is_one_product = len(self._weights) == 1 and len(x) > MAX_FEW_ROWS

@@ -66,8 +66,9 @@ class DecoderLayer:
         ``attention_output_norm`` is
     :ivar head_norm: whether norms of queries and keys have one weight [head_dim] for all heads ("shared"), a weight per
         head ("own"), or normalize all heads as one vector ("whole")
-    :ivar query_norm: weight of the norm of queries before rotation; None: no norm
+    :ivar query_norm: weight of the norm of queries; None: no norm
     :ivar key_norm: likewise for keys
+    :ivar norms_last: whether queries and keys are normalized after their rotation instead of before
     :ivar value_norm: whether each head's values are divided by their root mean square
     :ivar keys_as_values: whether values are the projected keys, before their norm and rotation
     :ivar shares_keys: whether the layer attends over keys and values that an earlier layer has written to ``cache``
@@ -104,6 +105,7 @@ class DecoderLayer:
     query_norm_bias: Tensor | None = None
     key_norm: Tensor | None = None
     key_norm_bias: Tensor | None = None
+    norms_last: bool = False
     value_norm: bool = False
     keys_as_values: bool = False
     shares_keys: bool = False
@@ -126,16 +128,7 @@ class DecoderLayer:
         of_heads = 1 if self.shares_keys else 2 if self.keys_as_values else 3
         if len(self.qkv) not in (1, of_heads):
             raise ConfigError.of("qkv", len(self.qkv), f"one weight, or {of_heads}")
-        if (self.attention_output_norm is None) != (self.mlp_output_norm is None):
-            raise ConfigError.of("mlp_output_norm", self.mlp_output_norm, "given where attention_output_norm is")
-        if self.attention_output_norm is not None and (self.parallel or self.norm != "rms"):
-            raise ConfigError.of("attention_output_norm", "given", "none, in parallel and with layer norms")
-        head_biases = (self.query_norm_bias, self.key_norm_bias)
-        biases = (*head_biases, self.attention_norm_bias, self.mlp_norm_bias)
-        if self.norm == "rms" and any(each is not None for each in biases):
-            raise ConfigError.of("bias", "of an RMSNorm", "none")
-        if self.head_norm != "shared" and any(each is not None for each in head_biases):
-            raise ConfigError.of("query_norm_bias", "given", "none, unless all heads share it")
+        self._check_norms()
         if self.parallel and (self.mixture is not None or self.mlp_norm is not None):
             raise ConfigError.of(
                 "parallel", True, "False with experts, and with a norm before the feed-forward network"
@@ -158,10 +151,7 @@ class DecoderLayer:
             found |= {"gate": (self.gate or self.up).shape, "up": self.up.shape, "down": self.down.shape}
         elif (self.gate, self.up, self.down) != (None, None, None):
             raise ConfigError.of("up and down", (self.up, self.down), "both, or no MLP")
-        if self.mixture is not None:
-            self._check_mixture(self.mixture)
-        elif self.up is None:
-            raise ConfigError.of("up", None, "an MLP, or experts")
+        self._check_mixture()
         if (own := self.layer_input) is not None:
             if own.size % 16:
                 raise ConfigError.of("layer_input.size", own.size, "a multiple of 16")
@@ -169,6 +159,30 @@ class DecoderLayer:
             found |= {"input gate": own.gate.shape, "input output": own.output.shape}
         if found != expected:
             raise ConfigError.of("shapes of a layer's weights", found, str(expected))
+
+    def _check_norms(self) -> None:
+        if (self.attention_output_norm is None) != (self.mlp_output_norm is None):
+            raise ConfigError.of("mlp_output_norm", self.mlp_output_norm, "given where attention_output_norm is")
+        if self.attention_output_norm is not None and (self.parallel or self.norm != "rms"):
+            raise ConfigError.of("attention_output_norm", "given", "none, in parallel and with layer norms")
+        head_biases = (self.query_norm_bias, self.key_norm_bias)
+        biases = (*head_biases, self.attention_norm_bias, self.mlp_norm_bias)
+        if self.norm == "rms" and any(each is not None for each in biases):
+            raise ConfigError.of("bias", "of an RMSNorm", "none")
+        if self.head_norm != "shared" and any(each is not None for each in head_biases):
+            raise ConfigError.of("query_norm_bias", "given", "none, unless all heads share it")
+
+    def _check_mixture(self) -> None:
+        if (mixture := self.mixture) is None:
+            if self.up is None:
+                raise ConfigError.of("up", None, "an MLP, or experts")
+            return
+        if mixture.hidden_size != self.hidden_size:
+            raise ConfigError.of("mixture.hidden_size", mixture.hidden_size, str(self.hidden_size))
+        if self.up is None and mixture.needs_mlp:
+            raise ConfigError.of("mixture", "norms or a gate beside an MLP", "none without an MLP")
+        count = mixture.choice.num_experts
+        self._last_shape(mixture.down.weight.rows // count, mixture.inner_widths, mixture.up.weight.rows // count)
 
     @property
     def hidden_size(self) -> int:
@@ -187,11 +201,3 @@ class DecoderLayer:
         if sum(of_hidden) != self.hidden_size or rows not in of_hidden or own_width not in widths.tolist():
             raise ConfigError.of("hidden_widths", of_hidden, f"parts of {self.hidden_size}, this process's among them")
         return rows, int(widths.sum())
-
-    def _check_mixture(self, mixture: Mixture) -> None:
-        if mixture.hidden_size != self.hidden_size:
-            raise ConfigError.of("mixture.hidden_size", mixture.hidden_size, str(self.hidden_size))
-        if self.up is None and mixture.needs_mlp:
-            raise ConfigError.of("mixture", "norms or a gate beside an MLP", "none without an MLP")
-        count = mixture.choice.num_experts
-        self._last_shape(mixture.down.weight.rows // count, mixture.inner_widths, mixture.gate.weight.rows // count)

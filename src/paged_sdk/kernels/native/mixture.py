@@ -8,7 +8,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.native.experts import check_experts
 from paged_sdk.kernels.native.linear import check_matrix, float_vector, pointer
 from paged_sdk.kernels.native.projection import Projection
@@ -29,10 +29,11 @@ class Mixture:
     :ivar router_norm: [hidden], weight of an RMSNorm of the residual stream, which the router reads; None: it reads
         what the experts read
     :ivar choice: how experts are chosen
-    :ivar gate: [num_experts * inner, hidden]: all experts' matrices, concatenated by rows
+    :ivar gate: [num_experts * inner, hidden]: all experts' matrices, concatenated by rows; None: experts have no gates,
+        and compute ``activation(up)``
     :ivar up: [num_experts * inner, hidden]
     :ivar down: [num_experts * hidden, inner]
-    :ivar activation: of the gates, without ``swiglu``
+    :ivar activation: of the gates, or without gates of up; not with ``swiglu``
     :ivar swiglu: alpha and limit of experts that compute ``(up + 1) * gate * sigmoid(alpha * gate)`` with clamped gate
         and up; None: experts compute ``up * activation(gate)``
     :ivar input_norm: [hidden], weight of an RMSNorm of the residual stream, which the experts read; None: they read
@@ -49,10 +50,10 @@ class Mixture:
     router_bias: Tensor | None = None
     router_norm: Tensor | None = None
     choice: ExpertChoice
-    gate: Projection
+    gate: Projection | None
     up: Projection
     down: Projection
-    activation: GatedActivation = "silu"
+    activation: KernelActivation = "silu"
     swiglu: tuple[float, float] | None = None
     input_norm: Tensor | None = None
     output_norm: Tensor | None = None
@@ -64,13 +65,14 @@ class Mixture:
         check_matrix("router", self.router, (self.choice.num_experts, self.hidden_size))
         if not self.router.is_contiguous():
             raise ConfigError.of("router.stride()", self.router.stride(), "a contiguous tensor")
-        gate, up, down = (each.weight for each in (self.gate, self.up, self.down))
-        check_experts(gate, up, down, num_experts=self.choice.num_experts, widths=self.inner_widths)
+        gate = None if self.gate is None else self.gate.weight
+        count, widths = self.choice.num_experts, self.inner_widths
+        check_experts(gate, self.up.weight, self.down.weight, num_experts=count, widths=widths)
 
     @property
     def hidden_size(self) -> int:
         """Return the number of columns that experts read."""
-        return self.gate.weight.cols
+        return self.up.weight.cols
 
     @property
     def needs_mlp(self) -> bool:
@@ -84,7 +86,8 @@ class Mixture:
         """
         yield from describe_choice(target.choice, self.choice)
         for name in ("gate", "up", "down"):
-            yield getattr(self, name).describe(getattr(target, name))
+            if (projection := getattr(self, name)) is not None:
+                yield projection.describe(getattr(target, name))
         hidden = self.hidden_size
         for name, size in (
             ("router_bias", self.choice.num_experts),

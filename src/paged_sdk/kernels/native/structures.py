@@ -283,6 +283,7 @@ class Layer(Structure):
         ("shares_keys", c_int32),
         ("keys_as_values", c_int32),
         ("value_norm", c_int32),
+        ("norms_last", c_int32),
         ("input_column", c_int32),
         ("scale", c_float),
     )

@@ -14,6 +14,7 @@ import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.triton.activation import activate
 from paged_sdk.kernels.triton.expert_tiles import sort_by_expert
 
@@ -21,26 +22,34 @@ __all__ = ["fused_moe"]
 
 
 def fused_moe(
-    hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor, *, gelu: bool = False
+    hidden: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    activation: KernelActivation = "silu",
 ) -> Tensor:
-    """See :func:`paged_sdk.kernels.fused_moe.fused_moe`; float32, float16 or bfloat16, weights contiguous.
-
-    :param gelu: True: tanh-approximated GELU; False: SiLU
-    """
+    """See :func:`paged_sdk.kernels.fused_moe.fused_moe`; float32, float16 or bfloat16, weights contiguous."""
     num_experts, (num_tokens, num_selected) = len(gate_up), topk_ids.shape
     hidden, topk_weights, topk_ids = hidden.contiguous(), topk_weights.contiguous(), topk_ids.contiguous()
     if num_tokens == 0:
         return torch.empty_like(hidden)
     # With so few pairs, an expert rarely has two, and its matrices are then read from the L2 cache the second time.
     if num_tokens == 1 or num_tokens * num_selected <= num_experts // 2:
-        return _few_pairs(hidden, gate_up, down, topk_weights, topk_ids, gelu=gelu)
-    return _many_pairs(hidden, gate_up, down, topk_weights, topk_ids, gelu=gelu)
+        return _few_pairs(hidden, gate_up, down, topk_weights, topk_ids, activation)
+    return _many_pairs(hidden, gate_up, down, topk_weights, topk_ids, activation)
 
 
 def _few_pairs(
-    hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor, *, gelu: bool
+    hidden: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    activation: KernelActivation,
 ) -> Tensor:
     _, hidden_size, intermediate_size = down.shape
+    is_gated = gate_up.shape[1] != intermediate_size
     num_tokens, num_selected = topk_ids.shape
     num_pairs = num_tokens * num_selected
     activated = hidden.new_empty(num_pairs, intermediate_size)
@@ -54,7 +63,8 @@ def _few_pairs(
         num_selected=num_selected,
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
-        gelu=gelu,
+        activation=activation,
+        is_gated=is_gated,
         block_n=block_n,
         block_k=min(512, triton.next_power_of_2(hidden_size)),
         num_warps=4,
@@ -80,16 +90,22 @@ def _few_pairs(
 
 
 def _many_pairs(
-    hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor, *, gelu: bool
+    hidden: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    activation: KernelActivation,
 ) -> Tensor:
     num_experts, hidden_size, intermediate_size = down.shape
+    is_gated = gate_up.shape[1] != intermediate_size
     num_tokens, num_selected = topk_ids.shape
     num_pairs = num_tokens * num_selected
     tile = _choose_tile(num_pairs / num_experts, hidden.dtype)
     pairs, tiles = sort_by_expert(topk_ids, num_experts, tile.block_m)
     num_tiles = tiles.shape[1]
     activated = hidden.new_empty(num_pairs, intermediate_size)
-    block_n = tile.block_n // 2  # rows of gate, and the same number of up
+    block_n = tile.block_n // 2 if is_gated else tile.block_n  # rows of gate, and the same number of up
     _gate_up_of_tiles[(num_tiles * triton.cdiv(intermediate_size, block_n),)](
         hidden,
         gate_up,
@@ -101,7 +117,8 @@ def _many_pairs(
         num_selected=num_selected,
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
-        gelu=gelu,
+        activation=activation,
+        is_gated=is_gated,
         block_m=tile.block_m,
         block_n=block_n,
         block_k=tile.block_k,
@@ -174,13 +191,17 @@ def _gate_up_of_tiles(
     num_selected: tl.constexpr,
     hidden_size: tl.constexpr,
     intermediate_size: tl.constexpr,
-    gelu: tl.constexpr,
+    activation: tl.constexpr,
+    is_gated: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
     upcast: tl.constexpr,
 ) -> None:
-    """Compute ``activation(gate @ x) * (up @ x)`` for the pairs of a tile, in sorted order."""
+    """Compute ``activation(gate @ x) * (up @ x)`` for the pairs of a tile, in sorted order; without gates,
+    ``activation(up @ x)``.
+    """
+    rows_per_expert: tl.constexpr = 2 * intermediate_size if is_gated else intermediate_size
     blocks_per_tile: tl.constexpr = (intermediate_size + block_n - 1) // block_n
     tile = tl.program_id(0) // blocks_per_tile
     expert = tl.load(tiles + tile).to(tl.int64)
@@ -192,7 +213,7 @@ def _gate_up_of_tiles(
     column = (tl.program_id(0) % blocks_per_tile) * block_n + tl.arange(0, block_n)
     k = tl.arange(0, block_k)
     x_at = hidden + token.to(tl.int64)[:, None] * hidden_size + k[None, :]
-    gate_at = gate_up + expert * (2 * intermediate_size * hidden_size) + column[None, :] * hidden_size + k[:, None]
+    gate_at = gate_up + expert * (rows_per_expert * hidden_size) + column[None, :] * hidden_size + k[:, None]
     up_at = gate_at + intermediate_size * hidden_size
     gate = tl.zeros([block_m, block_n], tl.float32)
     up = tl.zeros([block_m, block_n], tl.float32)
@@ -204,14 +225,19 @@ def _gate_up_of_tiles(
             w_mask = w_mask & (first + k < hidden_size)[:, None]
         x = tl.load(x_at + first, mask=x_mask, other=0.0)
         gate_weight = tl.load(gate_at + first, mask=w_mask, other=0.0)
-        up_weight = tl.load(up_at + first, mask=w_mask, other=0.0)
         if upcast:
-            x, gate_weight, up_weight = x.to(tl.float32), gate_weight.to(tl.float32), up_weight.to(tl.float32)
+            x, gate_weight = x.to(tl.float32), gate_weight.to(tl.float32)
         gate = tl.dot(x, gate_weight, gate, input_precision="ieee")
-        up = tl.dot(x, up_weight, up, input_precision="ieee")
-    product = (activate(gate, gelu) * up).to(activated.dtype.element_ty)
+        if is_gated:
+            up_weight = tl.load(up_at + first, mask=w_mask, other=0.0)
+            if upcast:
+                up_weight = up_weight.to(tl.float32)
+            up = tl.dot(x, up_weight, up, input_precision="ieee")
+    inner = activate(gate, activation)
+    if is_gated:
+        inner *= up
     out_at = activated + row.to(tl.int64)[:, None] * intermediate_size + column[None, :]
-    tl.store(out_at, product, mask=valid[:, None] & (column < intermediate_size)[None, :])
+    tl.store(out_at, inner.to(activated.dtype.element_ty), mask=valid[:, None] & (column < intermediate_size)[None, :])
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
@@ -270,17 +296,19 @@ def _gate_up_of_pairs(
     num_selected: tl.constexpr,
     hidden_size: tl.constexpr,
     intermediate_size: tl.constexpr,
-    gelu: tl.constexpr,
+    activation: tl.constexpr,
+    is_gated: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    """Compute ``activation(gate @ x) * (up @ x)`` for one pair; threads' sums are reduced once, at the end."""
+    """Compute the same for one pair; threads' sums are reduced once, at the end."""
+    rows_per_expert: tl.constexpr = 2 * intermediate_size if is_gated else intermediate_size
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(topk_ids + pair).to(tl.int64)
     column = tl.program_id(1) * block_n + tl.arange(0, block_n)
     k = tl.arange(0, block_k)
     x_at = hidden + pair // num_selected * hidden_size + k
-    gate_at = gate_up + expert * (2 * intermediate_size * hidden_size) + column[:, None] * hidden_size + k[None, :]
+    gate_at = gate_up + expert * (rows_per_expert * hidden_size) + column[:, None] * hidden_size + k[None, :]
     up_at = gate_at + intermediate_size * hidden_size
     gate = tl.zeros([block_n, block_k], tl.float32)
     up = tl.zeros([block_n, block_k], tl.float32)
@@ -289,11 +317,13 @@ def _gate_up_of_pairs(
         mask = (column < intermediate_size)[:, None] & inner[None, :]
         x = tl.load(x_at + first, mask=inner, other=0.0).to(tl.float32)[None, :]
         gate += tl.load(gate_at + first, mask=mask, other=0.0).to(tl.float32) * x
-        up += tl.load(up_at + first, mask=mask, other=0.0).to(tl.float32) * x
-    gate_sum = tl.sum(gate, axis=1)
-    product = activate(gate_sum, gelu) * tl.sum(up, axis=1)
+        if is_gated:
+            up += tl.load(up_at + first, mask=mask, other=0.0).to(tl.float32) * x
+    inner = activate(tl.sum(gate, axis=1), activation)
+    if is_gated:
+        inner *= tl.sum(up, axis=1)
     out_at = activated + pair * intermediate_size + column
-    tl.store(out_at, product.to(activated.dtype.element_ty), mask=column < intermediate_size)
+    tl.store(out_at, inner.to(activated.dtype.element_ty), mask=column < intermediate_size)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 from paged_sdk.kernels.triton.activation import activate
 from paged_sdk.kernels.triton.availability import num_multiprocessors
@@ -22,37 +23,42 @@ __all__ = ["down_of_tokens", "gate_up_of_pairs"]
 
 def gate_up_of_pairs(
     x: Tensor,
-    gate: TritonBlockMatrix,
+    gate: TritonBlockMatrix | None,
     up: TritonBlockMatrix,
     topk_weights: Tensor,
     topk_ids: Tensor,
     *,
     num_experts: int,
+    activation: KernelActivation,
 ) -> Tensor:
-    """Compute ``weight * silu(gate @ x) * (up @ x)`` for each pair.
+    """Compute ``weight * activation(gate @ x) * (up @ x)`` for each pair; without gates ``weight * activation(up @
+    x)``.
 
     :param x: ``[num_tokens, hidden]``, contiguous like ``topk_weights`` and ``topk_ids``; at least one token
     :returns: ``[num_tokens, num_selected * inner]``
     """
-    (num_tokens, num_selected), inner = topk_ids.shape, gate.rows // num_experts
+    (num_tokens, num_selected), inner = topk_ids.shape, up.rows // num_experts
+    first = up if gate is None else gate  # what is activated
     num_pairs = num_tokens * num_selected
-    plan = plan_rows(gate.format, num_pairs * inner, gate.chunks, 1, num_multiprocessors(x.device))
+    plan = plan_rows(first.format, num_pairs * inner, up.chunks, 1, num_multiprocessors(x.device))
     out = x.new_empty(num_tokens, num_selected * inner)
     _gate_up_of_pairs[(triton.cdiv(inner, plan.block_n), num_pairs)](
         x,
-        *gate.parts,
+        *first.parts,
         *up.parts,
         topk_weights,
         topk_ids,
         out,
         inner,
-        gate.cols,
-        gate.chunks,
+        up.cols,
+        up.chunks,
         ONE,
         num_selected=num_selected,
+        activation=activation,
+        is_gated=gate is not None,
         block_n=plan.block_n,
-        **loop_arguments(gate, plan.block_c),
-        **loop_arguments(up, plan.block_c * gate.format.words // up.format.words, prefix="up_"),
+        **loop_arguments(first, plan.block_c),
+        **loop_arguments(up, plan.block_c * first.format.words // up.format.words, prefix="up_"),
         num_warps=plan.num_warps,
     )
     return out
@@ -105,6 +111,8 @@ def _gate_up_of_pairs(
     chunks: tl.tensor,
     one: tl.tensor,
     num_selected: tl.constexpr,
+    activation: tl.constexpr,
+    is_gated: tl.constexpr,
     block_n: tl.constexpr,
     block_c: tl.constexpr,
     masked: tl.constexpr,
@@ -121,7 +129,9 @@ def _gate_up_of_pairs(
     up_has_minima: tl.constexpr,
     up_has_supers: tl.constexpr,
 ) -> None:
-    """Compute ``out[pair, n] = weight * silu(gate @ x) * (up @ x)``."""
+    """Compute ``out[pair, n]``: the activated output of the first matrix, times that of ``up`` if it is a gate, times
+    the pair's weight.
+    """
     pair = tl.program_id(1)
     x_row = x_ptr + (pair // num_selected).to(tl.int64) * cols
     expert = tl.load(ids_ptr + pair).to(tl.int32)
@@ -154,36 +164,39 @@ def _gate_up_of_pairs(
         has_minima,
         has_supers,
     )
-    ups = row_sums(
-        x_row,
-        0,
-        up_quants_ptr,
-        up_high_ptr,
-        up_scales_ptr,
-        up_minima_ptr,
-        up_supers_ptr,
-        None,
-        first_row,
-        last_row,
-        cols,
-        chunks,
-        0,
-        chunks,
-        one,
-        1,
-        block_n,
-        up_block_c,
-        up_masked,
-        up_bits,
-        up_offset,
-        up_group,
-        up_has_minima,
-        up_has_supers,
-    )
+    if is_gated:
+        ups = row_sums(
+            x_row,
+            0,
+            up_quants_ptr,
+            up_high_ptr,
+            up_scales_ptr,
+            up_minima_ptr,
+            up_supers_ptr,
+            None,
+            first_row,
+            last_row,
+            cols,
+            chunks,
+            0,
+            chunks,
+            one,
+            1,
+            block_n,
+            up_block_c,
+            up_masked,
+            up_bits,
+            up_offset,
+            up_group,
+            up_has_minima,
+            up_has_supers,
+        )
     weight = tl.load(weights_ptr + pair)
     out = out_ptr + pair.to(tl.int64) * rows
     for r in tl.static_range(block_n):
-        value = weight * activate(gates[r], False) * ups[r]
+        value = weight * activate(gates[r], activation)
+        if is_gated:
+            value *= ups[r]
         tl.store(out + first + r, value.to(out_ptr.dtype.element_ty), mask=first + r < rows)
 
 

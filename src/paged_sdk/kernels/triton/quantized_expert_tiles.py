@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 from paged_sdk.kernels.triton.activation import activate
 from paged_sdk.kernels.triton.blocks import ONE, loop_arguments
@@ -19,7 +20,7 @@ __all__ = ["experts_by_tiles"]
 
 def experts_by_tiles(
     x: Tensor,
-    gate: TritonBlockMatrix,
+    gate: TritonBlockMatrix | None,
     up: TritonBlockMatrix,
     down: TritonBlockMatrix,
     topk_weights: Tensor,
@@ -27,35 +28,39 @@ def experts_by_tiles(
     choice: TileChoice,
     *,
     num_experts: int,
+    activation: KernelActivation,
 ) -> Tensor:
     """See :func:`~paged_sdk.kernels.triton.quantized_experts.quantized_experts`.
 
     All tensors must be contiguous, and there must be at least one token.
     """
-    (num_tokens, num_selected), inner = topk_ids.shape, gate.rows // num_experts
+    (num_tokens, num_selected), inner = topk_ids.shape, up.rows // num_experts
+    first = up if gate is None else gate  # what is activated
     hidden, upcast = x.shape[1], not x.is_cuda
     pairs, tiles = sort_by_expert(topk_ids, num_experts, choice.block_m)
     num_tiles = tiles.shape[1]
     activated = x.new_empty(num_tokens * num_selected, inner)
     _gate_up_of_tiles[(num_tiles * triton.cdiv(inner, choice.block_n),)](
         x,
-        *gate.parts,
+        *first.parts,
         *up.parts,
         pairs,
         tiles,
         activated,
         num_tiles,
         inner,
-        gate.cols,
-        gate.chunks,
+        up.cols,
+        up.chunks,
         ONE,
         num_experts=num_experts,
         num_selected=num_selected,
+        activation=activation,
+        is_gated=gate is not None,
         block_m=choice.block_m,
         block_n=choice.block_n,
         deep=choice.deep,
         upcast=upcast,
-        **loop_arguments(gate, choice.block_w // gate.format.words),
+        **loop_arguments(first, choice.block_w // first.format.words),
         **loop_arguments(up, choice.block_w // up.format.words, prefix="up_"),
         num_warps=choice.num_warps,
         num_stages=choice.num_stages,
@@ -117,6 +122,8 @@ def _gate_up_of_tiles(
     one: tl.tensor,
     num_experts: tl.constexpr,
     num_selected: tl.constexpr,
+    activation: tl.constexpr,
+    is_gated: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     block_c: tl.constexpr,
@@ -136,7 +143,9 @@ def _gate_up_of_tiles(
     up_has_minima: tl.constexpr,
     up_has_supers: tl.constexpr,
 ) -> None:
-    """Compute ``silu(gate @ x) * (up @ x)`` for the pairs of a tile, in sorted order."""
+    """Compute ``activation(gate @ x) * (up @ x)`` for the pairs of a tile, in sorted order; without gates,
+    ``activation(up @ x)``.
+    """
     blocks = tl.cdiv(rows, block_n)
     tile = tl.program_id(0) // blocks
     expert = tl.load(tiles_ptr + tile)
@@ -172,32 +181,34 @@ def _gate_up_of_tiles(
         has_minima,
         has_supers,
     )
-    ups = tile_product(
-        x_row,
-        up_quants_ptr,
-        up_high_ptr,
-        up_scales_ptr,
-        up_minima_ptr,
-        up_supers_ptr,
-        row,
-        cols,
-        chunks,
-        0,
-        chunks,
-        one,
-        block_m,
-        block_n,
-        up_block_c,
-        up_masked,
-        deep,
-        upcast,
-        up_bits,
-        up_offset,
-        up_group,
-        up_has_minima,
-        up_has_supers,
-    )
-    value = tl.trans(activate(gates, False) * ups).to(out_ptr.dtype.element_ty)
+    inner = activate(gates, activation)
+    if is_gated:
+        inner *= tile_product(
+            x_row,
+            up_quants_ptr,
+            up_high_ptr,
+            up_scales_ptr,
+            up_minima_ptr,
+            up_supers_ptr,
+            row,
+            cols,
+            chunks,
+            0,
+            chunks,
+            one,
+            block_m,
+            block_n,
+            up_block_c,
+            up_masked,
+            deep,
+            upcast,
+            up_bits,
+            up_offset,
+            up_group,
+            up_has_minima,
+            up_has_supers,
+        )
+    value = tl.trans(inner).to(out_ptr.dtype.element_ty)
     out = out_ptr + place.to(tl.int64)[:, None] * rows + n[None, :]
     tl.store(out, value, mask=valid[:, None] & (n < rows)[None, :])
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.quantized.triton_blocks import TritonBlockFormat, TritonBlockMatrix
 from paged_sdk.kernels.triton.activation import activate
 from paged_sdk.kernels.triton.blocks import ONE, format_arguments, loop_arguments
@@ -97,7 +97,7 @@ def linear_few_rows(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None, p
 
 
 def swiglu_few_rows(
-    x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, plan: FewRowsPlan, activation: GatedActivation = "silu"
+    x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, plan: FewRowsPlan, activation: KernelActivation = "silu"
 ) -> Tensor:
     """Compute ``activation(x @ gate.T) * (x @ up.T)`` for 1 to 4 rows of activations, without splits."""
     x = with_adjacent_columns(x)
@@ -112,7 +112,7 @@ def swiglu_few_rows(
         gate.cols,
         gate.chunks,
         ONE,
-        gelu=activation == "gelu_tanh",
+        activation=activation,
         num_rows=x.shape[0],
         block_n=plan.block_n,
         **loop_arguments(gate, plan.block_c),
@@ -207,7 +207,7 @@ def _swiglu_kernel(
     cols: tl.tensor,
     chunks: tl.tensor,
     one: tl.tensor,
-    gelu: tl.constexpr,
+    activation: tl.constexpr,
     num_rows: tl.constexpr,
     block_n: tl.constexpr,
     block_c: tl.constexpr,
@@ -280,5 +280,5 @@ def _swiglu_kernel(
     for r in tl.static_range(block_n):
         n = first_row + r
         for m in tl.static_range(num_rows):
-            value = activate(gates[r * num_rows + m], gelu) * ups[r * num_rows + m]
+            value = activate(gates[r * num_rows + m], activation) * ups[r * num_rows + m]
             tl.store(out_ptr + m * rows + n, value.to(out_ptr.dtype.element_ty), mask=n < rows)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 from paged_sdk.kernels.triton.activation import gated_activation_of
 from paged_sdk.kernels.triton.availability import num_multiprocessors
@@ -48,11 +48,11 @@ def quantized_linear(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None =
 
 
 def quantized_swiglu(
-    x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, activation: GatedActivation = "silu"
+    x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, activation: KernelActivation = "silu"
 ) -> Tensor:
     """See :func:`paged_sdk.kernels.quantized_linear.quantized_swiglu`."""
     num_rows = x.shape[0]
     if 0 < num_rows <= MAX_FEW_ROWS:
         plan = plan_few_rows(gate, num_rows, num_multiprocessors(x.device))
         return swiglu_few_rows(x, gate, up, plan, activation)
-    return gated_activation_of(quantized_linear(x, gate), quantized_linear(x, up), gelu=activation == "gelu_tanh")
+    return gated_activation_of(quantized_linear(x, gate), quantized_linear(x, up), activation)

@@ -9,7 +9,7 @@ from typing import Final
 
 from torch import Tensor
 
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.native.grouped import can_be_packed, pack_grouped
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, gains_in_hadamard, pack_gguf, whole_panels
@@ -19,7 +19,7 @@ from paged_sdk.kernels.quantized.blocks_to_groups import as_groups
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, tensor_type_of
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import BlockEmbedding, Embedding
-from paged_sdk.quant.experts import ExpertExtras, Experts
+from paged_sdk.quant.experts import ExpertExtras, Experts, Projections
 from paged_sdk.quant.form import Form, Place
 from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
 from paged_sdk.quant.linear import Linear
@@ -51,22 +51,19 @@ class _CpuBlocks(Form):
 
     def experts(
         self,
-        gate: Sequence[StoredMatrix],
-        up: Sequence[StoredMatrix],
-        down: Sequence[StoredMatrix],
+        matrices: Projections[Sequence[StoredMatrix]],
         place: Place,
         *,
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
-        activation: GatedActivation,
+        activation: KernelActivation,
     ) -> Experts | None:
-        stacks = [_of_one_type(matrices) for matrices in (gate, up, down)]
-        served = [stack for stack in stacks if stack is not None]
-        if place.workspace is None or len(served) < len(stacks):
+        workspace, stacks = place.workspace, matrices.try_map(_of_one_type)
+        if workspace is None or stacks is None:
             return None
-        packed = [_packed(place.workspace.library, stack, place) for stack in served]
+        packed = stacks.map(lambda stack: _packed(workspace.library, stack, place))
         return NativeBlockExperts(
-            place.workspace, *packed, num_experts=len(gate), extras=extras, join=join, activation=activation
+            workspace, packed, num_experts=len(matrices.up), extras=extras, join=join, activation=activation
         )
 
     def embedding(self, matrix: StoredMatrix, place: Place, *, scale: float | None) -> Embedding | None:

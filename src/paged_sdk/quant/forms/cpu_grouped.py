@@ -7,7 +7,7 @@ from typing import Final
 
 from torch import Tensor
 
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.native.grouped import can_be_packed, decode_grouped, pack_grouped
 from paged_sdk.kernels.native.linear import same_order
 from paged_sdk.kernels.native.packed import PackedWeight, gains_in_hadamard, pack_gguf, whole_panels
@@ -17,7 +17,7 @@ from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
 from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import Embedding
-from paged_sdk.quant.experts import ExpertExtras, Experts
+from paged_sdk.quant.experts import ExpertExtras, Experts, Projections
 from paged_sdk.quant.form import Form, Place
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.native_block import NativeBlockLinear, PackedBlockEmbedding
@@ -51,29 +51,21 @@ class _CpuGrouped(Form):
 
     def experts(
         self,
-        gate: Sequence[StoredMatrix],
-        up: Sequence[StoredMatrix],
-        down: Sequence[StoredMatrix],
+        matrices: Projections[Sequence[StoredMatrix]],
         place: Place,
         *,
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
-        activation: GatedActivation,
+        activation: KernelActivation,
     ) -> Experts | None:
-        stacks = [_grouped(matrices, place) for matrices in (gate, up, down)]
-        served = [stack for stack in stacks if stack is not None and _in_units(stack)]
-        match served:
-            case [gate_stack, up_stack, down_stack] if place.workspace is not None:
-                # Experts read activations in the input's order, so permuted columns cannot be packed.
-                packed = [
-                    _packed(stack, place, as_stored=all(each.order is None for each in stack))
-                    for stack in (gate_stack, up_stack, down_stack)
-                ]
-                return NativeBlockExperts(
-                    place.workspace, *packed, num_experts=len(gate), extras=extras, join=join, activation=activation
-                )
-            case _:
-                return None
+        stacks = matrices.try_map(lambda stack: _grouped(stack, place))
+        if place.workspace is None or stacks is None or not all(map(_in_units, stacks.all)):
+            return None
+        # Experts read activations in the input's order, so permuted columns cannot be packed.
+        packed = stacks.map(lambda stack: _packed(stack, place, as_stored=all(each.order is None for each in stack)))
+        return NativeBlockExperts(
+            place.workspace, packed, num_experts=len(matrices.up), extras=extras, join=join, activation=activation
+        )
 
     def embedding(self, matrix: StoredMatrix, place: Place, *, scale: float | None) -> Embedding | None:
         grouped = _grouped([matrix], place)

@@ -7,12 +7,12 @@ from typing import Final
 
 from torch import Tensor
 
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.native.packed import DENSE_TYPES, PackedWeight, pack_dense, whole_panels
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.quant.embedding import Embedding
-from paged_sdk.quant.experts import ExpertExtras, Experts
+from paged_sdk.quant.experts import ExpertExtras, Experts, Projections
 from paged_sdk.quant.form import Form, Place
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
@@ -38,23 +38,21 @@ class _NativeDense(Form):
 
     def experts(
         self,
-        gate: Sequence[StoredMatrix],
-        up: Sequence[StoredMatrix],
-        down: Sequence[StoredMatrix],
+        matrices: Projections[Sequence[StoredMatrix]],
         place: Place,
         *,
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
-        activation: GatedActivation,
+        activation: KernelActivation,
     ) -> Experts | None:
-        everything = [*gate, *up, *down]
+        everything = [matrix for stack in matrices.all for matrix in stack]
         if place.workspace is None or not _served(everything, place):
             return None
         if any(matrix.shape[0] % _UNIT for matrix in everything):
             return None
-        packed = [_packed(matrices, place) for matrices in (gate, up, down)]
+        packed = matrices.map(lambda stack: _packed(stack, place))
         return NativeBlockExperts(
-            place.workspace, *packed, num_experts=len(gate), extras=extras, join=join, activation=activation
+            place.workspace, packed, num_experts=len(matrices.up), extras=extras, join=join, activation=activation
         )
 
     def embedding(self, matrix: StoredMatrix, place: Place, *, scale: float | None) -> Embedding | None:

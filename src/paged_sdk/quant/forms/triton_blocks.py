@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.blocks_to_groups import as_groups
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, stacked
@@ -21,7 +21,7 @@ from paged_sdk.kernels.quantized.groups_to_blocks import as_blocks
 from paged_sdk.kernels.quantized.repack import REPACKABLE_TYPES, repack
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import Embedding, TritonBlockEmbedding
-from paged_sdk.quant.experts import ExpertExtras, Experts
+from paged_sdk.quant.experts import ExpertExtras, Experts, Projections
 from paged_sdk.quant.form import Form, Place
 from paged_sdk.quant.linear import Linear
 
@@ -52,25 +52,22 @@ class TritonBlocks(Form):
 
     def experts(
         self,
-        gate: Sequence[StoredMatrix],
-        up: Sequence[StoredMatrix],
-        down: Sequence[StoredMatrix],
+        matrices: Projections[Sequence[StoredMatrix]],
         place: Place,
         *,
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
-        activation: GatedActivation,
+        activation: KernelActivation,
     ) -> Experts | None:
-        if extras is not None or join is not None or activation != "silu":  # not supported by the kernels
+        if extras is not None or join is not None:  # not supported by the kernels
             return None
-        repackable = [self._repackable(matrices, place) for matrices in (gate, up, down)]
-        match [stacked(blocks) for blocks in repackable if blocks is not None]:
-            case [BlockMatrix() as gate_stack, BlockMatrix() as up_stack, BlockMatrix() as down_stack]:
-                from paged_sdk.quant.triton_block_experts import TritonBlockExperts
+        repackable = matrices.try_map(lambda each: self._repackable(each, place))
+        stacks = None if repackable is None else repackable.try_map(stacked)
+        if stacks is None:
+            return None
+        from paged_sdk.quant.triton_block_experts import TritonBlockExperts
 
-                return TritonBlockExperts(gate_stack, up_stack, down_stack, num_experts=len(gate), device=place.device)
-            case _:
-                return None
+        return TritonBlockExperts(stacks, num_experts=len(matrices.up), device=place.device, activation=activation)
 
     def embedding(self, matrix: StoredMatrix, place: Place, *, scale: float | None) -> Embedding | None:
         blocks = self._repackable([matrix], place)

@@ -29,6 +29,7 @@ _MIXTURES = frozenset(
     {
         *("llama", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe"),
         *("glm4moe", "dots1", "ernie4_5-moe", "minimax-m2", "hunyuan-moe", "deepseek2", "granitehybrid", "gemma4"),
+        "nemotron_h_moe",
     }
 )
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", SHARED_SIZE)

@@ -22,9 +22,15 @@ from paged_sdk.weights.gguf.routing import SHARED_SIZE, missing_in_gguf, routing
 
 __all__ = ["config_metadata", "gguf_architecture", "global_rope", "not_writable"]
 
+_OF_MIXTURES: Final = MappingProxyType({"nemotron_h": "nemotron_h_moe"})
+"""Names of architectures of models with experts, where those without have another."""
 _ARCHITECTURE_OF: Final = MappingProxyType(
     # Encoders and gpt-oss are only read: gpt-oss's checkpoints interleave the rows of the experts' gate and up.
-    {each.model_type: name for name, each in ARCHITECTURES.items() if name != "gpt-oss" and not each.is_encoder}
+    {
+        each.model_type: name
+        for name, each in ARCHITECTURES.items()
+        if name not in ("gpt-oss", *_OF_MIXTURES.values()) and not each.is_encoder
+    }
     | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
     | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}
     | dict.fromkeys(("youtu", "deepseek_v3", "glm4_moe_lite"), "deepseek2")
@@ -37,6 +43,8 @@ def gguf_architecture(config: DecoderConfig) -> str:
     :raises UnsupportedArchitectureError: the architecture cannot be written as GGUF
     """
     found = _ARCHITECTURE_OF.get(config.model_type)
+    if config.moe is not None:
+        found = _OF_MIXTURES.get(config.model_type, found)
     if found is None:
         raise not_writable(config, "no GGUF architecture is written for it")
     if found == "granitehybrid" and not config.recurrent_layers:

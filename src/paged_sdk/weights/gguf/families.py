@@ -50,6 +50,7 @@ _BIASES: Final = MappingProxyType(
         **dict.fromkeys(("lfm2moe", "dots1", "ernie4_5-moe", "minimax-m2", "deepseek2"), frozenset({"exp_probs_b"})),
         **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), frozenset({"ssm_dt"})),
         **dict.fromkeys(("granitehybrid", "falcon-h1", "nemotron_h"), frozenset({"ssm_dt", "ssm_conv1d"})),
+        "nemotron_h_moe": frozenset({"ssm_dt", "ssm_conv1d", "exp_probs_b"}),
         # "output" is cls.output.bias.
         "bert": _BERT_NORMS | _QKV | _MLP | {"attn_qkv", "attn_output", "cls", "output"},
         "nomic-bert": _BERT_NORMS,
@@ -373,6 +374,7 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "granitehybrid": granitehybrid,
         "falcon-h1": falcon_h1,
         "nemotron_h": nemotron_h,
+        "nemotron_h_moe": nemotron_h,
         "olmoe": _olmoe,
         "phi2": _phi2,
         "gpt-oss": _gpt_oss,

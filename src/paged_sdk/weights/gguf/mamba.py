@@ -11,7 +11,7 @@ from torch import Tensor
 from paged_sdk.config.decoder import BranchScales, DecoderConfig, LayerParts
 from paged_sdk.config.recurrent import Mamba2Config
 from paged_sdk.weights.gguf.model import GgufModel
-from paged_sdk.weights.gguf.routing import SHARED_SIZE
+from paged_sdk.weights.gguf.routing import SHARED_SIZE, grouped_config
 
 __all__ = [
     "falcon_h1",
@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 _KINDS: Final = ("linear_attention", "full_attention")
+_LATENT_SIZE: Final = "moe_latent_size"
 
 
 def granite_multipliers(model: GgufModel) -> dict[str, Any]:
@@ -80,16 +81,14 @@ def falcon_h1(model: GgufModel) -> dict[str, Any]:
 
 
 def nemotron_h(model: GgufModel) -> dict[str, Any]:
-    """Return the settings of Nemotron-H, whose layers are an MLP if they have a width of one, attention if they have KV
-    heads, and Mamba-2 layers otherwise.
+    """Return the settings of Nemotron-H, whose layers are an MLP, or experts, if they have a width of one, attention if
+    they have KV heads, and Mamba-2 layers otherwise.
     """
     widths, counts = model.of_layers("feed_forward_length"), model.of_layers("attention.head_count_kv")
-    heads = _heads(model)
-    return {
+    heads, mlp = _heads(model), "moe" if model.has_experts else "mlp"
+    return (_nemotron_experts(model) if model.has_experts else {}) | {
         "layer_norm_epsilon": model.number("attention.layer_norm_rms_epsilon"),
-        "layers_block_type": [
-            "mlp" if width else _KINDS[count > 0] for width, count in zip(widths, counts, strict=True)
-        ],
+        "layers_block_type": [mlp if width else _KINDS[count > 0] for width, count in zip(widths, counts, strict=True)],
         "mlp_hidden_act": "relu2",
         "mamba_num_heads": heads,
         "mamba_head_dim": model.integer("ssm.inner_size") // heads,
@@ -98,6 +97,13 @@ def nemotron_h(model: GgufModel) -> dict[str, Any]:
         "conv_kernel": model.integer("ssm.conv_kernel"),
         "use_conv_bias": _has_in_some_layer(model, "ssm_conv1d.bias"),
         "use_bias": False,
+    }
+
+
+def _nemotron_experts(model: GgufModel) -> dict[str, Any]:
+    return grouped_config(model) | {
+        "moe_shared_expert_intermediate_size": model.integer(SHARED_SIZE),
+        "moe_latent_size": model.integer(_LATENT_SIZE, 0, minimum=0) or None,
     }
 
 
@@ -128,15 +134,15 @@ def mamba_metadata(config: DecoderConfig, mamba: Mamba2Config) -> dict[str, Any]
         values["attention.head_count_kv"] = [
             config.num_kv_heads if layer in attending else 0 for layer in range(config.num_layers)
         ]
+    width = config.intermediate_size if config.moe is None else config.moe.intermediate_size
+    values["feed_forward_length"] = width
     if config.parts:
         values["attention.layer_norm_epsilon"] = float(config.norm_eps)  # llama.cpp wants both, and reads the other
-        values["feed_forward_length"] = [
-            config.intermediate_size if part is LayerParts.MLP else 0 for part in config.parts
-        ]
-    if config.moe is not None:
-        values["feed_forward_length"] = config.moe.intermediate_size
-    if config.model_type == "granitemoehybrid":
-        values["rope.scaling.finetuned"] = any(rope.rotates for rope in config.ropes)
+        values["feed_forward_length"] = [width if part is LayerParts.MLP else 0 for part in config.parts]
+    if config.moe is not None and config.moe.latent_size is not None:
+        values[_LATENT_SIZE] = config.moe.latent_size
+    # Whether there are positions, where llama.cpp's architecture has models of both kinds.
+    values["rope.scaling.finetuned"] = any(rope.rotates for rope in config.ropes)
     return values
 
 
@@ -188,7 +194,7 @@ def why_not_mamba(config: DecoderConfig, mamba: Mamba2Config) -> str | None:
         "norms before gates": mamba.has_norm and not mamba.gate_first,
         "biases beside multipliers": is_scaled and (config.qkv_bias or config.output_bias or config.mlp_bias),
         "biases of attention in falcon-h1": config.recurrent_beside and (config.qkv_bias or config.output_bias),
-        "biases of MLPs": config.mlp_bias and config.gated_mlp,
+        "biases of MLPs": config.mlp_bias and (config.gated_mlp or config.moe is not None),
         "multipliers of embeddings and logits that are tied": config.recurrent_beside
         and config.tie_embeddings
         and (config.embedding_scale or 1.0) != (config.logit_scale or 1.0),

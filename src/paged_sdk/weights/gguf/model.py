@@ -21,7 +21,7 @@ LATENT: Final = frozenset({"deepseek2"})
 
 _IN_ALL_LAYERS: Final = MappingProxyType(
     dict.fromkeys(("lfm2", "lfm2moe", "granitehybrid"), "ffn_norm")
-    | dict.fromkeys(("falcon-h1", "nemotron_h"), "attn_norm")
+    | dict.fromkeys(("falcon-h1", "nemotron_h", "nemotron_h_moe"), "attn_norm")
     | dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), "post_attention_norm")
 )
 """A norm that every layer has, of architectures in which only some layers have attention."""
@@ -73,6 +73,8 @@ class GgufModel:
         values, differ = self.metadata.get(f"{self.architecture}.{key}"), self.architecture in _DIFFER
         if (self.architecture not in _IN_ALL_LAYERS and not differ) or not isinstance(values, list):
             return [self.integer(key, default)] * self.num_layers
+        if len(values) == self.integer("block_count"):
+            values = values[: self.num_layers]  # without those that predict further tokens
         is_count = all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values)
         is_allowed = 0 not in values if differ else len({*values} - {0}) == 1
         if not is_count or len(values) != self.num_layers or not is_allowed:

@@ -79,6 +79,15 @@ _NEMOTRON_H = {
     "ffn_up": "mixer.up_proj",
     "ffn_down": "mixer.down_proj",
 }
+_NEMOTRON_H_EXPERTS = {
+    "ffn_gate_inp": "mixer.gate",
+    "ffn_up_exps": f"mixer.experts.{EACH}.up_proj",
+    "ffn_down_exps": f"mixer.experts.{EACH}.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+}
 # Older files have ssm_in, as Hugging Face's checkpoints do.
 _QWEN3_NEXT = {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
 _GRANITE_EXPERTS = {
@@ -95,6 +104,20 @@ _GRANITE_HYBRID = GgufArchitecture(
     joined={"shared_mlp.input_linear": ("ffn_gate", "ffn_up")},
     permuted_qk=True,
     bias_groups={"attention_bias": tuple(PROJECTIONS)},
+)
+
+_NEMOTRON = GgufArchitecture(
+    model_type="nemotron_h",
+    block_names=_NEMOTRON_H,
+    bare_names={own: f"mixer.{name.rpartition('.')[2]}" for own, name in _BARE_MAMBA.items()},
+    top_names={
+        "token_embd": "backbone.embeddings",
+        "output_norm": "backbone.norm_f",
+        "output": "lm_head",
+    },
+    body="backbone.",
+    permuted_qk=True,
+    bias_groups={"mlp_bias": tuple(UP_DOWN)},
 )
 
 RECURRENT: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
@@ -148,18 +171,11 @@ RECURRENT: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             bare_names=_BARE_MAMBA | {"ffn_norm": "pre_ff_layernorm.weight"},
             top_names=TOP_NAMES | {"output_norm": "model.final_layernorm"},
         ),
-        "nemotron_h": GgufArchitecture(
-            model_type="nemotron_h",
-            block_names=_NEMOTRON_H,
-            bare_names={own: f"mixer.{name.rpartition('.')[2]}" for own, name in _BARE_MAMBA.items()},
-            top_names={
-                "token_embd": "backbone.embeddings",
-                "output_norm": "backbone.norm_f",
-                "output": "lm_head",
-            },
-            body="backbone.",
-            permuted_qk=True,
-            bias_groups={"mlp_bias": tuple(UP_DOWN)},
+        "nemotron_h": _NEMOTRON,
+        "nemotron_h_moe": evolve(
+            _NEMOTRON,
+            block_names=_NEMOTRON_H | _NEMOTRON_H_EXPERTS,
+            bare_names=_NEMOTRON.bare_names | {"exp_probs_b.bias": "mixer.gate.e_score_correction_bias"},
         ),
     }
 )

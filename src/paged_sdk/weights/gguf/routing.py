@@ -31,9 +31,9 @@ _NO_GATE, _SOFTMAX_GATE, _SIGMOID_GATE = 0, 1, 2
 
 # Of deepseek2, the file says whether weights are a softmax or sigmoids.
 _BOTH: Final = frozenset({"deepseek2"})
-_GROUPED: Final = _BOTH | {"glm4moe", "dots1"}
+_GROUPED: Final = _BOTH | {"glm4moe", "dots1", "nemotron_h_moe"}
 # Architectures whose first layers may have a dense MLP.
-_WITH_DENSE: Final = _GROUPED | {"lfm2moe", "ernie4_5-moe"}
+_WITH_DENSE: Final = (_GROUPED - {"nemotron_h_moe"}) | {"lfm2moe", "ernie4_5-moe"}
 _SIGMOIDS: Final = (_GROUPED - _BOTH) | {"lfm2moe", "minimax-m2"}
 # GLM 4.7 Flash, whose older files do not say that its weights are sigmoids: layers, and tokens of the vocabulary.
 _SIGMOIDS_UNSAID: Final = frozenset({(47, 154_880), (48, 154_880)})
@@ -162,9 +162,10 @@ def routing_metadata(moe: MoeConfig, architecture: str) -> dict[str, Any]:
 def missing_in_gguf(config: DecoderConfig, moe: MoeConfig, architecture: str) -> str | None:
     """Return what an architecture has no key for, or None if it has all keys that the mixture needs."""
     is_grouped, first = architecture in _GROUPED, min(moe.layers)
+    with_mlp = {layer for layer in range(config.num_layers) if config.has_mlp(layer)}
     lacks = {
-        "layers without experts": architecture not in _WITH_DENSE and len(moe.layers) < config.num_layers,
-        "layers without experts after others": moe.layers != frozenset(range(first, config.num_layers)),
+        "layers without experts": architecture not in _WITH_DENSE and len(moe.layers) < len(with_mlp),
+        "layers without experts after others": moe.layers != {layer for layer in with_mlp if layer >= first},
         "experts without shared ones": is_grouped and moe.shared_intermediate_size is None,
         "experts without a bias of the choice": architecture in _SIGMOIDS and not moe.has_choice_bias,
         "groups of experts by their largest weight": moe.num_groups_per_token < moe.num_groups

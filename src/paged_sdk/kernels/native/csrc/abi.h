@@ -116,8 +116,8 @@ using PagedGather = void (*)(void* group, const float* own, int64_t stride, int6
 
 // out[t, :] = sum_k topk_weights[t, k] * down_e . (act(gate_e . x[t, :]) * (up_e . x[t, :])), e = topk_ids[t, k]. Each
 // weight stacks the packed matrices of num_experts experts vertically, each with a multiple of 32 rows, and may have a
-// bias. If swiglu_limit is set, gate and up are clamped to it (gate from above only), and the product is (up + 1) *
-// gate * sigmoid(swiglu_alpha * gate).
+// bias. Without gates, down_e multiplies act(up_e . x[t, :]). If swiglu_limit is set, there are gates; gate and up are
+// clamped to it (gate from above only), and the product is (up + 1) * gate * sigmoid(swiglu_alpha * gate).
 //
 // In tensor parallelism, each rank holds some rows of every expert's matrices, with all columns. The input of down is
 // gathered before down; out has the columns of this rank's rows of down.
@@ -130,7 +130,7 @@ struct paged_experts_args {
   PagedGather gather;           // called if inner_widths is set
   void* group;                  // first argument of gather
   const int32_t* inner_widths;  // [ranks]: columns of down's input per rank; null: this rank has all
-  paged_weight gate;            // [num_experts * inner, hidden]
+  paged_weight gate;            // [num_experts * inner, hidden]; without data: experts have no gates
   paged_weight up;
   paged_weight down;  // [num_experts * hidden, inner]
   int64_t x_stride;   // in elements
@@ -142,7 +142,7 @@ struct paged_experts_args {
   int32_t num_threads;
   float swiglu_alpha;
   float swiglu_limit;  // 0: none
-  int32_t activation;  // of gates, without swiglu_limit
+  int32_t activation;  // of gates, or of up without gates; not with swiglu_limit
 };
 
 // Paged keys and values of one layer: [num_blocks, block_size, num_kv_heads, head_dim], and for f8e4m3 one float32
@@ -308,7 +308,7 @@ struct paged_layer {
   const float* mlp_output_norm;  // null if and only if attention_output_norm is
   const float* attention_norm_bias;  // of a LayerNorm; null: none
   const float* mlp_norm_bias;
-  const float* query_norm;  // query norm before the rotary embedding; null: none
+  const float* query_norm;  // null: none
   const float* key_norm;
   const float* query_norm_bias;  // of a shared LayerNorm; null: none
   const float* key_norm_bias;
@@ -329,6 +329,7 @@ struct paged_layer {
   int32_t shares_keys;  // 1: attends over keys and values that an earlier layer has written; qkv has only queries
   int32_t keys_as_values;  // 1: values are the projected keys, before their norm and rotation; qkv has no values
   int32_t value_norm;      // 1: each head's values are divided by their root mean square
+  int32_t norms_last;      // 1: queries and keys are normalized after their rotation; 0: before
   int32_t input_column;    // first column of the layer's vectors in the step's layer_inputs
   float scale;             // 1: the stream is left as it is
 };

@@ -1,9 +1,10 @@
-// Computes mixtures of experts on packed weights: for each token, the weighted sum of a few of many gated MLPs.
+// Computes mixtures of experts on packed weights: for each token, the weighted sum of a few of many MLPs, with gates or
+// without.
 //
 // A token and one of its selected experts are a pair. Pairs are sorted by expert, so that an expert's weights are read
-// once for all its tokens. Two main phases follow: all experts' gate and up products, then all experts' down products.
-// In tensor parallelism, each rank has some neurons of every expert, and the ranks gather the inner activations in
-// between.
+// once for all its tokens. Two main phases follow: all experts' gate and up products, or up's alone, then all experts'
+// down products. In tensor parallelism, each rank has some neurons of every expert, and the ranks gather the inner
+// activations in between.
 #pragma once
 
 #include <algorithm>
@@ -54,9 +55,9 @@ struct ExpertsScratch {
     out.places = arena.take<int32_t>(args.num_experts);
     out.pairs = arena.take<int32_t>(num_pairs);
     out.segments = arena.take<Segment>(used + num_pairs / kSegmentRows + 1);
-    out.input = arena.take<uint8_t>(rows_bytes(args.gate));
+    out.input = arena.take<uint8_t>(rows_bytes(args.up));
     out.gated = arena.take<uint8_t>(rows_bytes(args.down));
-    out.own = arena.take<float>(joins ? num_pairs * (args.gate.rows / args.num_experts) : 0);
+    out.own = arena.take<float>(joins ? num_pairs * (args.up.rows / args.num_experts) : 0);
     out.joined = arena.take<float>(joins ? num_pairs * args.down.cols : 0);
     out.totals = arena.take<float>(static_cast<int64_t>(args.num_tokens) * (args.down.rows / args.num_experts));
     out.sums = arena.take<uint8_t>(kSegmentSums * num_threads);
@@ -106,6 +107,7 @@ struct Stack {
                                             : panel_kernel(weight).panel_bytes),
         panels(num_panels(weight.rows) / num_experts) {}
 
+  bool is_there() const { return weight.data != nullptr; }  // experts may have no gates
   int64_t units() const { return panels / kUnitPanels; }
   int64_t rows() const { return panels * kPanelRows; }  // of one expert
   const uint8_t* unit_of(const Segment& segment, int64_t unit) const {
@@ -185,27 +187,28 @@ inline Floats add_bias(Floats product, const Stack& stack, const Segment& segmen
   return add(product, load_floats(stack.weight.bias + panel * kPanelRows));
 }
 
-// Computes gated_expert(gate x, up x) for one unit's columns, and stores them as rows for down, or as float32 if they
-// are to be gathered.
+// Computes gated_expert(gate x, up x), or activate(up x) without gates, for one unit's columns, and stores them as rows
+// for down, or as float32 if they are to be gathered.
 template <class Kind>
-inline void gate_unit(const paged_experts_args& args, const Stack& gate, const Stack& up, const Segment& segment,
-                      int64_t unit, const typename Kind::Rows& x, const typename Kind::Rows& out, float* own,
-                      float (*sums)[kPanelRows]) {
+inline void inner_unit(const paged_experts_args& args, const Stack& gate, const Stack& up, const Segment& segment,
+                       int64_t unit, const typename Kind::Rows& x, const typename Kind::Rows& out, float* own,
+                       float (*sums)[kPanelRows]) {
   float (*up_sums)[kPanelRows] = sums + kUnitPanels * segment.count;
-  Kind::multiply(gate, segment, unit, x, sums);
+  if (gate.is_there()) Kind::multiply(gate, segment, unit, x, sums);
   Kind::multiply(up, segment, unit, x, up_sums);
   for (int r = 0; r < segment.count; ++r) {
     Floats columns[kUnitPanels];
     for (int p = 0; p < kUnitPanels; ++p) {
       const int at = p * segment.count + r;
-      columns[p] = gated_expert(add_bias(load_floats(sums[at]), gate, segment, unit, p),
-                                add_bias(load_floats(up_sums[at]), up, segment, unit, p), args.activation,
-                                args.swiglu_alpha, args.swiglu_limit);
+      const Floats ups = add_bias(load_floats(up_sums[at]), up, segment, unit, p);
+      columns[p] = gate.is_there() ? gated_expert(add_bias(load_floats(sums[at]), gate, segment, unit, p), ups,
+                                                  args.activation, args.swiglu_alpha, args.swiglu_limit)
+                                   : activate(ups, args.activation);
     }
     if (args.inner_widths == nullptr) {
       Kind::store(out, unit, r, columns);
     } else {
-      float* const to = own + (segment.first + r) * gate.rows() + unit * kUnitPanels * kPanelRows;
+      float* const to = own + (segment.first + r) * up.rows() + unit * kUnitPanels * kPanelRows;
       for (int p = 0; p < kUnitPanels; ++p) store_floats(to + p * kPanelRows, columns[p]);
     }
   }
@@ -223,9 +226,9 @@ inline int64_t rows_paid(const ExpertsScratch& scratch) {
 // Processes the units that begin in [first, last) of an index space in which a unit is as long as its cost. A thread's
 // range is contiguous in each weight, so that the weights stream.
 template <class Kind>
-inline void gate_segments(const paged_experts_args& args, const Stack& gate, const Stack& up, const Stack& down,
-                          const ExpertsScratch& scratch, float (*sums)[kPanelRows], int64_t first, int64_t last) {
-  const int64_t units = gate.units();
+inline void inner_segments(const paged_experts_args& args, const Stack& gate, const Stack& up, const Stack& down,
+                           const ExpertsScratch& scratch, float (*sums)[kPanelRows], int64_t first, int64_t last) {
+  const int64_t units = up.units();
   int64_t before = 0;
   for (const Segment* next = scratch.segments; next->count > 0 && before < last; ++next) {
     const Segment& segment = *next;
@@ -235,10 +238,10 @@ inline void gate_segments(const paged_experts_args& args, const Stack& gate, con
       const int64_t unit = place > before ? (place - before + cost - 1) / cost : 0;
       return unit < units ? unit : units;
     };
-    const auto x = Kind::of_segment(scratch.input, segment, gate.weight);
+    const auto x = Kind::of_segment(scratch.input, segment, up.weight);
     const auto out = Kind::of_segment(scratch.gated, segment, down.weight);
     for (int64_t unit = unit_at(first), end = unit_at(last); unit < end; ++unit)
-      gate_unit<Kind>(args, gate, up, segment, unit, x, out, scratch.own, sums);
+      inner_unit<Kind>(args, gate, up, segment, unit, x, out, scratch.own, sums);
     before += units * cost;
   }
 }
@@ -279,19 +282,20 @@ inline Task run_experts_of(Job& job, const paged_experts_args& args, const Outpu
   };
   sort_pairs(args, scratch);
   const int64_t num_pairs = static_cast<int64_t>(args.num_tokens) * args.num_selected;
-  co_await job.phase(num_pairs, row_cost(args.gate.cols), [&](int64_t first, int64_t last, int) {
+  co_await job.phase(num_pairs, row_cost(args.up.cols), [&](int64_t first, int64_t last, int) {
     const auto token_of = [&](int pair) { return scratch.pairs[pair] / args.num_selected; };
-    prepare_pairs<Kind>({args.x, args.x_stride, args.dtype}, token_of, scratch.segments, args.gate, scratch.input,
+    prepare_pairs<Kind>({args.x, args.x_stride, args.dtype}, token_of, scratch.segments, args.up, scratch.input,
                         first, last);
   });
   const int64_t rows = rows_paid(scratch);
-  co_await job.phase(rows * gate.units(), int64_t{2} * kUnitPanels * kPanelRows * args.gate.cols,
+  const int64_t products = gate.is_there() ? 2 : 1;
+  co_await job.phase(rows * up.units(), products * kUnitPanels * kPanelRows * args.up.cols,
                      [&](int64_t first, int64_t last, int thread) {
-                       gate_segments<Kind>(args, gate, up, down, scratch, sums(thread), first, last);
+                       inner_segments<Kind>(args, gate, up, down, scratch, sums(thread), first, last);
                      });
   if (args.inner_widths != nullptr) {
     // All ranks have sorted the same pairs.
-    args.gather(args.group, scratch.own, gate.rows(), num_pairs, args.inner_widths, scratch.joined);
+    args.gather(args.group, scratch.own, up.rows(), num_pairs, args.inner_widths, scratch.joined);
     co_await job.phase(num_pairs, row_cost(args.down.cols), [&](int64_t first, int64_t last, int) {
       const auto itself = [](int pair) { return pair; };
       prepare_pairs<Kind>({scratch.joined, args.down.cols, PAGED_FLOAT32}, itself, scratch.segments, args.down,
@@ -305,8 +309,8 @@ inline Task run_experts_of(Job& job, const paged_experts_args& args, const Outpu
 }
 
 inline Task run_experts(Job& job, const paged_experts_args& args, const Output& out, const ExpertsScratch& scratch) {
-  if (!is_dense(args.gate.format)) return run_experts_of<GroupRows>(job, args, out, scratch);
-  return with_dense(args.gate.format,
+  if (!is_dense(args.up.format)) return run_experts_of<GroupRows>(job, args, out, scratch);
+  return with_dense(args.up.format,
                     [&](auto of) { return run_experts_of<DenseUnitRows<decltype(of)>>(job, args, out, scratch); });
 }
 

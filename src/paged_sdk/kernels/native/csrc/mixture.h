@@ -21,7 +21,7 @@ struct MixtureScratch {
     const paged_mixture& mixture = layer.mixture;
     const paged_choice& choice = mixture.choice;
     const int64_t rows = args.num_rows, selected = rows * choice.num_selected;
-    const int64_t hidden = mixture.gate.cols;
+    const int64_t hidden = mixture.up.cols;
     MixtureScratch out{};
     out.normed = arena.take<float>(rows * hidden);
     out.routed = mixture.router_norm == nullptr ? out.normed : arena.take<float>(rows * hidden);
@@ -50,7 +50,7 @@ struct MixtureScratch {
     out.gate = mixture.gate;
     out.up = mixture.up;
     out.down = mixture.down;
-    out.x_stride = mixture.gate.cols;
+    out.x_stride = mixture.up.cols;
     out.num_experts = mixture.choice.num_experts;
     out.num_tokens = args.num_rows;
     out.num_selected = mixture.choice.num_selected;
@@ -95,7 +95,7 @@ inline Task run_mixture(Job& job, const paged_decoder_args& args, const paged_la
                         const Output out, const MixtureScratch scratch) {
   const paged_mixture& mixture = layer.mixture;
   const paged_choice& choice = mixture.choice;
-  const int rows = args.num_rows, hidden = mixture.gate.cols, width = padded_experts(choice);
+  const int rows = args.num_rows, hidden = mixture.up.cols, width = padded_experts(choice);
   const float eps = layer.norm_eps;
   co_await job.phase(rows, row_cost(hidden), [&](int64_t first, int64_t last, int) {
     for (int64_t t = first; t < last; ++t) {
@@ -132,7 +132,7 @@ inline Task run_mixture(Job& job, const paged_decoder_args& args, const paged_la
 // it. `read` is what both have read.
 inline auto join_experts(Job& job, const paged_layer& layer, float* mlp, float* experts, const float* read,
                          int num_rows) {
-  const int hidden = layer.mixture.gate.cols;
+  const int hidden = layer.mixture.up.cols;
   const auto join = [&layer, mlp, experts, read, hidden](int64_t first, int64_t last, int) {
     const paged_mixture& mixture = layer.mixture;
     for (int64_t at = first * hidden; at < last * hidden; at += hidden) {
