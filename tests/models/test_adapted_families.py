@@ -65,6 +65,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "hidden_size_per_layer_input": 0,
         "attention_k_eq_v": True,
         "num_global_key_value_heads": 1,
+        "tie_word_embeddings": False,
     },
 }
 DECOMPOSED: Final = ("starcoder2", "cohere", "falcon")

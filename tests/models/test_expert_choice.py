@@ -52,7 +52,7 @@ def routed(router_class: Any, config: Any, logits: Tensor, *bias: Tensor, own: s
     :param bias: what is added for the choice, if the router takes it with the scores
     :param own: the name of the router's tensor of it otherwise
     """
-    router: Any = router_class(config)
+    router: Any = router_class(config).eval()  # in training, some add noise
     if own:
         router.state_dict()[own].copy_(*bias)
     router.weight.data.copy_(torch.eye(_COUNT))

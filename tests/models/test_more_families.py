@@ -134,6 +134,13 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "deepseek_v2 without groups": _LATENT | GROUPED | {"model_type": "deepseek_v2", "q_lora_rank": None},
     "deepseek_v3": _LATENT | GROUPED,
     "glm4_moe_lite": _LATENT | GROUPED | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
+    "qwen2_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "mlp_only_layers": [1],
+    },
     "phimoe": {"num_local_experts": 4, "router_jitter_noise": 0.4, "lm_head_bias": True, "attention_bias": True},
     "glm4_moe": GROUPED | {"use_qk_norm": True, "attention_bias": True},
     "dots1": GROUPED | {"norm_topk_prob": True, "sliding_window": 24, "max_window_layers": 1},
@@ -164,12 +171,12 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
 LATENT: Final = ("youtu", "deepseek_v2", "deepseek_v2 without groups", "deepseek_v3", "glm4_moe_lite")
 """Families with latent attention."""
 NOT_FUSED: Final[dict[str, str]] = {
-    "falcon": "does not know parallel_norms = True",
+    "falcon": "has no activation gelu",
     "falcon with groups": "does not know parallel_norms = True",
     "falcon with alibi": "does not know alibi_slopes = ",
     "bloom": "does not know alibi_slopes = ",
     "mpt": "does not know alibi_slopes = ",
-    "ministral3": "does not know query_scaling = ",
+    "ministral3": "does not know query_scale_beta = ",
     **dict.fromkeys(LATENT, "has no latent attention"),
 }
 """Families whose layers the native decoder does not compute, and why."""
@@ -254,6 +261,22 @@ def test_fused_layers(family: str) -> None:
         for first, last in ((0, 40), (40, 41), (41, 60))
     ]
     assert (torch.cat(parts) - expected).abs().max() < 1e-3 * expected.abs().max()
+
+
+@needs_library
+@pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", "granitemoeshared", "gemma4 26B"])
+def test_experts_beside_quantized_mlps_depend_on_no_chunks(family: str) -> None:
+    """Bit by bit: tokens of a prompt are multiplied by the form of the shared experts' weights for many rows."""
+    packed = ours(models(family)[0], policy=WeightPolicy(isq=IsqType.Q8_0, workspace=workspace(num_threads=2)))
+    settings = PoolSettings(block_size=16, dtype=torch.float32, device=CPU)
+    backend = NativePagedBackend(packed.config, settings, 64, workspace=workspace(num_threads=2))
+    native = FusedDecoderModel(packed, backend)
+    (whole,) = logits(native, backend, [(PROMPT, 0, range(20, 40))], num_prompt_tokens={0: 60})
+    parts = [
+        logits(native, backend, [([7], 0, [1]), (PROMPT[first:last], first, range(20, 40))], num_prompt_tokens={1: 60})
+        for first, last in ((0, 40), (40, 41), (41, 60))
+    ]
+    assert torch.equal(torch.cat([part for _, part in parts]), whole)
 
 
 @needs_library

@@ -26,10 +26,10 @@ from paged_sdk.kernels.native.structures import (
     Quantize,
     QuantizeGroups,
     Ranks,
-    Route,
     Rows,
 )
 from paged_sdk.kernels.native.structures_recurrent import GatedDelta, Mamba2, ShortConv
+from paged_sdk.kernels.native.structures_routing import Route
 from paged_sdk.logs import get_logger
 from paged_sdk.system.processors import usable_processors
 

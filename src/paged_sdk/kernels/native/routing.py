@@ -18,7 +18,8 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import float_vector, pointer
-from paged_sdk.kernels.native.structures import DTYPES, Choice, Route
+from paged_sdk.kernels.native.structures import DTYPES
+from paged_sdk.kernels.native.structures_routing import Choice, Route
 
 __all__ = ["ExpertChoice", "NativeRouting", "describe_choice"]
 
