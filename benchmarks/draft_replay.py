@@ -139,9 +139,9 @@ class Replay:
         config = EngineConfig(paged=False, max_model_len=_MAX_MODEL_LEN, gamma=_GAMMA)
         kv = SequenceKvManager(max_sequence_tokens=_MAX_MODEL_LEN, max_num_seqs=config.max_num_seqs, num_kept=0)
         self._scheduler = Scheduler(config, kv)
-        self._balance = self._scheduler.drafts.open_balance()
+        self._balance = self._scheduler.costs.drafts.open_balance()
         self._proposer = TextProposer(
-            _GAMMA, looks_back=looks_back, shares_texts=True, times=self._scheduler.times, balance=self._balance
+            _GAMMA, looks_back=looks_back, shares_texts=True, times=self._scheduler.costs.times, balance=self._balance
         )
         self._factors = noise.factors(random.Random(seed))
         self._next_id = 0
@@ -193,7 +193,7 @@ class Replay:
         self._scheduler.update(output, sampled)
         computes_prompts = output.num_decodes < len(output.scheduled)
         seconds = step_seconds(sum(row.num_new_tokens for row in output.scheduled))
-        self._scheduler.note_time(output, seconds * next(self._factors), _CHOOSING)
+        self._scheduler.costs.note(output, seconds * next(self._factors), _CHOOSING)
         return 0.0 if computes_prompts else seconds + _CHOOSING
 
 

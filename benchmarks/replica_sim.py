@@ -230,7 +230,7 @@ class Engine:
             return
         sampled = [[_token(row.sequence)] if row.num_samples else [] for row in output.scheduled]
         new = self._scheduler.update(output, sampled)
-        self._scheduler.note_time(output, seconds)
+        self._scheduler.costs.note(output, seconds)
         for text in new.sequences:
             if text.num_output_tokens == 1:
                 self._simulation.started(self._turns[text.seq_id], text.num_cached_tokens)

@@ -260,12 +260,12 @@ async def expect_rest(model: Model, report: Report) -> None:
     """Check that the engine has nothing left of any request."""
     worker: Any = model._worker
     with anyio.move_on_after(20):
-        while worker._engine.has_work or worker._listeners or model.stats().blocks_used:
+        while worker._engine.has_work or worker._loops or model.stats().blocks_used:
             await anyio.sleep(0.002)
     stats = model.stats()
     report.expect((stats.blocks_used, stats.running, stats.waiting) == (0, 0, 0), stats)
     report.expect(stats.blocks_cached + stats.blocks_free == stats.blocks_total, stats)
-    report.expect(not worker._listeners, "event loops are still listened for")
+    report.expect(not worker._loops, "event loops are still listened for")
     output = worker._engine._output
     report.expect(not output._requests and not output._choices, "requests in the output's books")
     report.expect(len(worker._engine._runner._step_runner.sampler._states) <= NUM_READERS * 2, "states of the sampler")

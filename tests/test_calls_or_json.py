@@ -58,7 +58,7 @@ def compiler() -> GrammarCompiler:
 
 
 def grammar_of(style: AnswerStyle, prompt_end: str = "", schema: Mapping[str, Any] = PLACE) -> Any:
-    return style.calls_or_json(SCHEMAS, json.dumps(schema), token_of, prompt_end)
+    return style.calls_or_json(SCHEMAS, Constraint.json_schema(schema), token_of, prompt_end)
 
 
 def answered(template: str, text: str) -> str:
@@ -171,7 +171,7 @@ def test_what_cannot_be_enforced_is_named_as_what_it_belongs_to(compiler: Gramma
     assert (caught.value.kind, caught.value.keyword) == ("json_schema", "uniqueItems")
     tools = {"f": {"type": "object", "properties": {"x": unique}}}
     with pytest.raises(ConstraintError, match=r"\(tools\) cannot be enforced .*the tool f") as caught:
-        compiler.compile(style.calls_or_json(tools, json.dumps(PLACE), token_of, ""))
+        compiler.compile(style.calls_or_json(tools, Constraint.json_schema(PLACE), token_of, ""))
     assert (caught.value.kind, caught.value.keyword) == ("tools", "uniqueItems")
 
 

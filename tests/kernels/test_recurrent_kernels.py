@@ -184,8 +184,27 @@ def test_strong_decay_of_a_state_space_loses_no_digits() -> None:
     x, write, read, size, decay = (each.float() for each in (x, write, read, size, decay))
     out = selective_scan(x, write, read, size, decay, pool, rows_of([120], [0], [0]))
     expected, states = naive_scan(*(each.double() for each in (x, write, read, size, decay)))
-    torch.testing.assert_close(out.double(), expected, rtol=0, atol=5e-6)
-    torch.testing.assert_close(pool[0].double(), states, rtol=0, atol=5e-6)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=5e-6)
+    torch.testing.assert_close(pool[0].double(), states, rtol=1e-6, atol=5e-6)
+
+
+def test_strong_decay_of_the_gated_delta_rule_loses_no_digits() -> None:
+    """As above, over several chunks of tokens of which every other one decays by next to nothing."""
+    query, key, value, decay, strength = random_tensors(
+        5,
+        (300, KEY_HEADS, KEY_DIM),
+        (300, KEY_HEADS, KEY_DIM),
+        (300, VALUE_HEADS, VALUE_DIM),
+        *[(300, VALUE_HEADS)] * 2,
+    )
+    decay = -20 * decay.sigmoid()
+    decay[::2] *= 1e-3
+    text = [each.float() for each in (query, key, value, decay, strength.sigmoid())]
+    pool = torch.zeros(1, VALUE_HEADS, KEY_DIM, VALUE_DIM)
+    out = gated_delta_rule(*text, pool, rows_of([300], [0], [0]))
+    expected, states = naive_delta(*(each.double() for each in text))
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(pool[0].double(), states, rtol=0, atol=1e-6)
 
 
 def test_strong_decay_does_not_overflow() -> None:

@@ -19,8 +19,8 @@ from torch import Tensor
 from paged_sdk.attention.backend import DecodeBackend
 from paged_sdk.build.device_steps import _recorded
 from paged_sdk.guard import clear_frames
+from paged_sdk.kernels.attention_inputs import LearnedScores
 from paged_sdk.kernels.lora import AdaptedRows
-from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.step import AttentionStep, StepContext
 from paged_sdk.kernels.triton import availability
 from paged_sdk.runner import cuda_graph
@@ -62,16 +62,10 @@ class Bound(AttentionStep):
     def __init__(self, bound: int) -> None:
         self.bound = bound
 
-    def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        raise AssertionError("the model has no layers")
+
+    def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:
         raise AssertionError("the model has no layers")
 
 

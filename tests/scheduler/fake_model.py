@@ -216,7 +216,7 @@ class Harness:
         new_tokens = self.scheduler.update(output, sampled)
         if self.store is not None:
             self.store.store(self.manager.take_published(), self.shadow)
-        self.scheduler.note_time(
+        self.scheduler.costs.note(
             output, 2e-3 + self.token_seconds * sum(row.num_new_tokens for row in output.scheduled)
         )
         assert new_tokens.num_tokens == sum(map(len, new_tokens.token_ids))

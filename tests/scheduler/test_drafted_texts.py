@@ -35,7 +35,7 @@ def test_nothing_is_left_behind(paged: bool) -> None:
     step(lambda: harness.scheduler.finish(sequences[0], "canceled"))
     while harness.has_work:
         step()
-    assert harness.scheduler.drafts.num_accepted > 0
+    assert harness.scheduler.costs.drafts.num_accepted > 0
     harness.check_end()
     harness.add([1], max_tokens=3)
     step()  # a step after the last text has ended tells of it

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from transformers.utils.chat_template_utils import get_json_schema
 
 from paged_sdk import Constraint, InvalidRequestError, RequestBuilder, Tool
+from paged_sdk.types.answer_form import AnswerForm
 from tool_types import Place, Span, Unit
 
 
@@ -255,17 +256,20 @@ def test_strict_that_is_off_says_nothing() -> None:
     assert Tool.parse(wire(strict=False)) == Tool.parse(wire(strict=None)) == Tool.parse(wire())
 
 
-def test_a_strict_tool_makes_its_request_strict_where_calls_may_be_made() -> None:
+def test_tools_their_choice_and_a_constraint_decide_what_an_answer_may_be() -> None:
     strict, other = Tool.parse(wire(name="f", strict=True)), wire(name="g")
     assert strict.strict
     assert strict.to_dict() == Tool.parse(wire(name="f")).to_dict()
-    for choice, is_strict in (("auto", True), ("none", False), ("required", False), ("f", False)):
+    strict_calls, calls = AnswerForm.STRICT_CALLS, AnswerForm.CALLS
+    for choice, form in (("auto", strict_calls), ("none", AnswerForm.FREE), ("required", calls), ("f", calls)):
         options = RequestBuilder().with_tools([strict, other], choice).options
-        assert options.is_strict == is_strict
+        assert options.answer_form is form
         assert options.constraint_kind == ("" if choice == "none" else "tools")
-    assert not RequestBuilder().with_tools([other]).options.is_strict
+    assert RequestBuilder().with_tools([other]).options.answer_form is AnswerForm.FREE
     constrained = RequestBuilder().with_constraint(Constraint.regex("x")).with_tools([strict])
-    assert (constrained.options.is_strict, constrained.options.constraint_kind) == (False, "regex")
+    assert constrained.options.answer_form is AnswerForm.CONSTRAINED
+    assert constrained.options.constraint_kind == "regex"
+    assert constrained.with_constraint(Constraint.json_schema({})).options.answer_form is AnswerForm.CALLS_OR_JSON
     with pytest.raises(InvalidRequestError, match="strict"):
         Tool.parse(wire(strict="yes"))
 

@@ -9,6 +9,7 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 
 from paged_sdk import InvalidRequestError, PagedError, RequestBuilder, SamplingParams
+from paged_sdk.types.answer_form import AnswerForm
 from paged_sdk.wire.messages import COUNT_TOKENS, MESSAGES, MessagesCall, read_count_tokens, read_messages
 from paged_sdk.wire.problem import anthropic_error, problem_of
 
@@ -55,7 +56,7 @@ def test_options_are_passed_on() -> None:
 
 def test_tools_are_passed_on() -> None:
     form = {"format": {"type": "json_schema", "schema": {}}}
-    assert read(tools=[TOOL], output_config=form).request.options.may_call_or_answer
+    assert read(tools=[TOOL], output_config=form).request.options.answer_form is AnswerForm.CALLS_OR_JSON
     options = read(tools=[{**TOOL, "description": "d", "strict": True}]).request.options
     assert (options.tools[0].description, options.tools[0].strict, options.tool_choice) == ("d", True, "auto")
     assert read(tools=[TOOL], tool_choice={"type": "any"}).request.options.tool_choice == "required"

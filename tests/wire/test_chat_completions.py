@@ -10,6 +10,7 @@ from openai.types import EmbeddingCreateParams, completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from paged_sdk import InvalidRequestError, PagedError, RequestBuilder, SamplingParams
+from paged_sdk.types.answer_form import AnswerForm
 from paged_sdk.wire.chat_completions import CHAT_COMPLETION, read_chat_completion
 from paged_sdk.wire.completions import COMPLETION, read_completion
 from paged_sdk.wire.embeddings import EMBEDDING
@@ -100,7 +101,8 @@ def test_options_are_passed_on() -> None:
     )
     assert with_options(grammar={"type": "regex", "value": "a+"}).constraint.kind == "regex"
     assert with_options(tools=[TOOL], tool_choice="none", response_format={"type": "json_object"}).constraint
-    assert with_options(tools=[TOOL], response_format={"type": "json_object"}).may_call_or_answer
+    either = with_options(tools=[TOOL], response_format={"type": "json_object"})
+    assert either.answer_form is AnswerForm.CALLS_OR_JSON
     forced = with_options(tools=[TOOL], tool_choice="required", response_format={"type": "json_object"})
     assert (len(forced.forced_tools), forced.constraint) == (1, None)
 

@@ -10,6 +10,7 @@ import pytest
 from openai.types.responses import input_token_count_params, response_create_params
 
 from paged_sdk import PagedError, RequestBuilder, SamplingParams
+from paged_sdk.types.answer_form import AnswerForm
 from paged_sdk.wire.problem import problem_of, responses_error
 from paged_sdk.wire.responses import INPUT_TOKENS, RESPONSES, ResponsesCall, read_input_tokens, read_responses
 
@@ -58,7 +59,8 @@ def test_options_are_passed_on() -> None:
     assert constraint is not None
     assert constraint.source == '{"type": "integer"}'
     assert read(text={"format": {"type": "json_object"}}).request.options.constraint is not None
-    assert read(text={"format": {"type": "json_object"}}, tools=[TOOL]).request.options.may_call_or_answer
+    either = read(text={"format": {"type": "json_object"}}, tools=[TOOL])
+    assert either.request.options.answer_form is AnswerForm.CALLS_OR_JSON
     options = read(tools=[{**TOOL, "strict": True}], tool_choice={"type": "function", "name": "f"}).request.options
     assert [(tool.name, tool.strict) for tool in options.forced_tools] == [("f", True)]
     assert read(tools=[TOOL], tool_choice="required").request.options.tool_choice == "required"

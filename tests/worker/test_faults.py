@@ -26,7 +26,7 @@ from paged_sdk.sampling import bias, candidates, dry, logprobs, min_tokens, pena
 from paged_sdk.scheduler import output as scheduler_output
 from paged_sdk.scheduler import scheduler, sequence, waiting_queue
 from paged_sdk.system import event_loop
-from paged_sdk.worker import mailbox, subscription, worker
+from paged_sdk.worker import mailbox, output_loops, subscription, worker
 
 FOR_ONE_REQUEST: Final = (
     *(bias, dry, min_tokens, penalties, text_state, truncation, candidates, logprobs),
@@ -35,7 +35,7 @@ FOR_ONE_REQUEST: Final = (
 """What these do, they do for one request. Several rows may be drawn at once, but one at a time after an exception."""
 FOR_ALL: Final = (
     *(engine, events, metrics, output, sampler, scheduler_output, scheduler, sequence, waiting_queue, event_loop),
-    *(block_pool, paged, model_runner, step_runner, native_paged, mailbox, worker),
+    *(block_pool, paged, model_runner, step_runner, native_paged, mailbox, output_loops, worker),
 )
 OUTERMOST: Final = frozenset(
     {"Worker._run", "Worker._attempt", "Worker._sweep", "Outbox.deliver", "_FutureWaiter.set", "Worker.join"}

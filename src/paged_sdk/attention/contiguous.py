@@ -11,8 +11,7 @@ from torch import Tensor
 from paged_sdk.attention.backend import AttentionBackend, layer_scores
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.attention import decode_attention, prefill_attention
-from paged_sdk.kernels.attention_inputs import ScoreOptions
-from paged_sdk.kernels.relative_bias import RelativeBias
+from paged_sdk.kernels.attention_inputs import LearnedScores, ScoreOptions
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
 
@@ -97,16 +96,7 @@ class _ContiguousStep(AttentionStep):
         self._places = places
         self._storages = storages
 
-    def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         token = 0
         for row, storage in self._rows_of(layer):
             last = token + row.num_new_tokens
@@ -114,17 +104,14 @@ class _ContiguousStep(AttentionStep):
             if len(storage) > 1:
                 storage[1, row.start : row.end] = value[token:last]
             token = last
-        return self._attend(layer, query, self._scores[layer].with_learned(sinks, relative))
-
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        return self._attend(layer, query, self._scores[layer].with_learned(sinks))
 
     def _rows_of(self, layer: int) -> Iterator[tuple[StepRow, Tensor]]:
         """Return each row with its keys, and its values if they are not the keys, of a layer."""
         kind, place = self._places[layer]
         return ((row, storage[kind][place]) for row, storage in zip(self._rows, self._storages, strict=True))
 
-    def _attend(self, layer: int, query: Tensor, scores: ScoreOptions) -> Tensor:
+    def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:
+        scores = self._scores[layer].with_learned(learned)
         outputs: list[Tensor] = []
         token = 0
         for row, storage in self._rows_of(layer):

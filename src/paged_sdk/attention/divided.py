@@ -10,9 +10,9 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, KvStorage
+from paged_sdk.kernels.attention_inputs import LearnedScores
 from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.placement import Placement, working_on
-from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
@@ -114,25 +114,22 @@ class _DividedStep(AttentionStep):
         """Return the rows in the form that the layers on the CPU take, or None if no backend has that form."""
         return next((rows for step in self._steps.values() if (rows := step.native_rows) is not None), None)
 
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        place = self._places[layer]
+        self._steps[place.device].write(place.number, key, value)
+
+    def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:
+        place = self._places[layer]
+        return self._steps[place.device].attend(place.number, query, learned)
+
     def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, learned: LearnedScores | None = None
     ) -> Tensor:
         place = self._places[layer]
-        return self._steps[place.device].forward(place.number, query, key, value, sinks, relative=relative)
-
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        place = self._places[layer]
-        return self._steps[place.device].attend(place.number, query, sinks)
+        return self._steps[place.device].forward(place.number, query, key, value, learned)
 
     def rotate_and_forward(
-        self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
+        self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, learned: LearnedScores | None = None
     ) -> Tensor:
         place = self._places[layer]
-        return self._steps[place.device].rotate_and_forward(place.number, query_key, value, rotation, sinks)
+        return self._steps[place.device].rotate_and_forward(place.number, query_key, value, rotation, learned)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from paged_sdk.kernels.attention_inputs import LayerCache
+from paged_sdk.kernels.attention_inputs import LayerCache, LearnedScores
 from paged_sdk.kernels.kv_basis import KvBasis
 from paged_sdk.kernels.native.paged_attention import NativeRows
-from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.step import AttentionStep
 
 __all__ = ["in_basis"]
@@ -36,20 +35,10 @@ class _InBasis(AttentionStep):
     def native_rows(self) -> NativeRows | None:
         return self._step.native_rows
 
-    def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         basis = self._bases[layer]
-        there = basis.queries(query), basis.keys(key), basis.values(value)
-        return basis.outputs(self._step.forward(layer, *there, sinks, relative=relative))
+        self._step.write(layer, basis.keys(key), basis.values(value))
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:
         basis = self._bases[layer]
-        return basis.outputs(self._step.attend(layer, basis.queries(query), sinks))
+        return basis.outputs(self._step.attend(layer, basis.queries(query), learned))

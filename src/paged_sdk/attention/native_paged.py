@@ -13,7 +13,7 @@ from paged_sdk.attention.in_basis import in_basis
 from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.kernels.attention_inputs import Precision
+from paged_sdk.kernels.attention_inputs import LearnedScores, Precision
 from paged_sdk.kernels.kv_cache import write_slots
 from paged_sdk.kernels.native.huge_pages import HugePages
 from paged_sdk.kernels.native.library import Workspace
@@ -25,7 +25,6 @@ from paged_sdk.kernels.native.paged_attention import (
     cumulated,
     native_paged_attention,
 )
-from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
 
@@ -186,21 +185,11 @@ class _NativePagedStep(AttentionStep):
     def native_rows(self) -> NativeRows:
         return self._rows
 
-    def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
-        assert relative is None, "not chosen for models with relative biases"
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         write_slots(key, value, self._pages.caches[layer], self._rows.slots, self._positions)
-        return self.attend(layer, query, sinks)
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        pages = self._pages
+    def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:
+        assert learned is None or learned.relative is None, "not chosen for models with relative biases"
+        pages, sinks = self._pages, None if learned is None else learned.sinks
         cache = pages.caches[layer]
         return native_paged_attention(pages.workspace, query, cache, self._rows.batch, pages.shapes[layer], sinks=sinks)

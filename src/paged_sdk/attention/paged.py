@@ -18,11 +18,10 @@ from paged_sdk.attention.in_basis import in_basis
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import OutOfMemoryError
-from paged_sdk.kernels.attention_inputs import LayerCache, ScoreOptions
+from paged_sdk.kernels.attention_inputs import LayerCache, LearnedScores, ScoreOptions
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.kv_cache import copy_block, write_slots
 from paged_sdk.kernels.paged_attention import paged_decode_attention, paged_prefill_attention
-from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
 
@@ -270,23 +269,11 @@ class _PagedStep(AttentionStep):
         self._positions = positions
         self._plans = plans
 
-    def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         write_slots(key, value, self._layers[layer], self._slot_mapping, self._positions)
-        return self._attend(self._layers[layer], query, self._scores[layer].with_learned(sinks, relative))
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        return self._attend(self._layers[layer], query, self._scores[layer].with_learned(sinks))
-
-    def _attend(self, cache: LayerCache, query: Tensor, scores: ScoreOptions) -> Tensor:
+    def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:
+        cache, scores = self._layers[layer], self._scores[layer].with_learned(learned)
         plan = self._plans[scores.window]
         if plan.batch is not None:
             return _decode(cache, plan.batch, query, scores)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, KvStorage
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.kernels.attention_inputs import LearnedScores
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.recurrent_step import RecurrentRows, RecurrentStep
-from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
@@ -144,25 +144,21 @@ class _StatefulStep(AttentionStep):
     def recurrent(self) -> RecurrentStep:
         return self._recurrent
 
-    def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
-        return self._inner.forward(self._places[layer], query, key, value, sinks, relative=relative)
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self._inner.write(self._places[layer], key, value)
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        return self._inner.attend(self._places[layer], query, sinks)
+    def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:
+        return self._inner.attend(self._places[layer], query, learned)
+
+    def forward(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, learned: LearnedScores | None = None
+    ) -> Tensor:
+        return self._inner.forward(self._places[layer], query, key, value, learned)
 
     def rotate_and_forward(
-        self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
+        self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, learned: LearnedScores | None = None
     ) -> Tensor:
-        return self._inner.rotate_and_forward(self._places[layer], query_key, value, rotation, sinks)
+        return self._inner.rotate_and_forward(self._places[layer], query_key, value, rotation, learned)
 
 
 def _state_dtype(dtype: torch.dtype, *, in_float32: bool) -> torch.dtype:

@@ -18,11 +18,10 @@ from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.paged import PagedCacheType
-from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
+from paged_sdk.kernels.attention_inputs import LayerCache, LearnedScores, PagedRows, ScoreOptions
 from paged_sdk.kernels.flash_prefill import PrefillRows
 from paged_sdk.kernels.key_offsets import subtract_key_offsets
 from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape, faster_for_prefill
-from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.kernels.transfer import to_device
@@ -310,32 +309,27 @@ class TritonPagedStep(AttentionStep):
         self._rows = rows
         self._prefills = prefills
 
-    def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
-        """See :meth:`AttentionStep.forward`."""
-        assert relative is None, "not chosen for models with relative biases"
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """See :meth:`AttentionStep.write`."""
         cache = self._layers.caches[layer]
         stored = key
         if cache.key_offsets is not None:
             stored = subtract_key_offsets(key, cache.key_offsets, self._positions.clamp(min=0))
         reshape_and_cache(stored, value, cache.key, cache.value, self._slot_mapping, cache.k_scale, cache.v_scale)
-        return self._attend(layer, query, key, value, sinks)
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:
         """See :meth:`AttentionStep.attend`. Triton serves prompt chunks, too: FlashAttention takes their new keys."""
-        scores = self._layers.scores[layer].with_learned(sinks)
-        return paged_attention(query, self._layers.caches[layer], self._rows, scores)
+        return paged_attention(query, self._layers.caches[layer], self._rows, self._scores(layer, learned))
+
+    def forward(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, learned: LearnedScores | None = None
+    ) -> Tensor:
+        """See :meth:`AttentionStep.forward`."""
+        self.write(layer, key, value)
+        return self._attend_with_new(layer, query, key, value, learned)
 
     def rotate_and_forward(
-        self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
+        self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, learned: LearnedScores | None = None
     ) -> Tensor:
         """See :meth:`AttentionStep.rotate_and_forward`. Rotation and KV write are one launch."""
         query, key = query_key[:, : self._layers.num_heads], query_key[:, self._layers.num_heads :]
@@ -343,10 +337,13 @@ class TritonPagedStep(AttentionStep):
         rotate_and_cache(
             query, key, value, rotation.cosines, rotation.sines, cache, self._slot_mapping, self._positions
         )
-        return self._attend(layer, query, key, value, sinks)
+        return self._attend_with_new(layer, query, key, value, learned)
 
-    def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
-        cache, scores = self._layers.caches[layer], self._layers.scores[layer].with_learned(sinks)
+    def _attend_with_new(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, learned: LearnedScores | None
+    ) -> Tensor:
+        """Attend like :meth:`attend`, with FlashAttention for prompt chunks where it suits."""
+        cache, scores = self._layers.caches[layer], self._scores(layer, learned)
         rows, prefills = self._rows, self._prefills
         choice = self._layers.prefills[layer] if self._layers.prefills else None
         # FlashAttention supports neither sinks nor ALiBi.
@@ -366,3 +363,7 @@ class TritonPagedStep(AttentionStep):
             paged_attention(query[:first], cache, decodes, scores, out=output[:first])
         choice(query[first:], key[first:], value[first:], cache, prefills.rows, out=output[first:])
         return output
+
+    def _scores(self, layer: int, learned: LearnedScores | None) -> ScoreOptions:
+        assert learned is None or learned.relative is None, "not chosen for models with relative biases"
+        return self._layers.scores[layer].with_learned(learned)

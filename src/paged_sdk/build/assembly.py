@@ -347,8 +347,8 @@ def _proposer(
         draft,
         config,
         target_vocab_size=loaded.model.config.vocab_size,
-        times=scheduler.times,
-        balance=scheduler.drafts.open_balance(),
+        times=scheduler.costs.times,
+        balance=scheduler.costs.drafts.open_balance(),
         workspace=workspace,
     )
     return SeveralProposers((proposer, own))
@@ -360,8 +360,8 @@ def _text_proposer(config: EngineConfig, scheduler: Scheduler) -> TextProposer:
         config.gamma or SpeculativeConfig().gamma,
         looks_back=config.gamma > 0,
         shares_texts=config.prefix_cache_n > 0,
-        times=scheduler.times,
-        balance=scheduler.drafts.open_balance(),
+        times=scheduler.costs.times,
+        balance=scheduler.costs.drafts.open_balance(),
     )
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.recurrent import StatefulBackend
 from paged_sdk.build.device_setup import prepare_thread
+from paged_sdk.kernels.attention_inputs import LearnedScores
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.kv_basis import KvBasis
-from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep, StepContext
 from paged_sdk.models.decoder import DecoderModel
@@ -87,7 +87,7 @@ class _Seen:
     """Holds what attention over a layer's keys was given.
 
     :ivar mean_key: ``[num_kv_heads, head_dim]``, the mean key before the rotary embedding
-    :ivar squared_query: likewise, the mean square of the queries of a KV head; of other layers' queries, the largest
+    :ivar squared_query: likewise, the mean square of the queries of a KV head; the largest if several layers attend
     :ivar keys: ``[num_tokens, num_kv_heads, head_dim]``, rotated
     """
 
@@ -146,30 +146,21 @@ class _WatchedStep(AttentionStep):
         self._seen = seen
         self._mean_key = torch.empty(0)
 
-    def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         assert self._places[layer] == len(self._seen), "layers come in order"
-        self._seen.append(_Seen(self._mean_key, _squared(query, key.shape[1]), key.clone()))
-        return self._step.forward(layer, query, key, value, sinks, relative=relative)
+        self._seen.append(_Seen(self._mean_key, torch.zeros(key.shape[1:]), key.clone()))
+        self._step.write(layer, key, value)
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:
         place = self._places[layer]
         seen = self._seen[place]
         squared = torch.maximum(seen.squared_query, _squared(query, seen.keys.shape[1]))
         self._seen[place] = evolve(seen, squared_query=squared)
-        return self._step.attend(layer, query, sinks)
+        return self._step.attend(layer, query, learned)
 
     def rotate_and_forward(
-        self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
+        self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, learned: LearnedScores | None = None
     ) -> Tensor:
         keys = query_key[:, -value.shape[1] :]
         self._mean_key = _finite(_without_first(keys).float().mean(0), 0.0)
-        return super().rotate_and_forward(layer, query_key, value, rotation, sinks)
+        return super().rotate_and_forward(layer, query_key, value, rotation, learned)

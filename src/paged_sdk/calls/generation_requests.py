@@ -22,6 +22,7 @@ from paged_sdk.constraints.grammar import Grammar, Language
 from paged_sdk.errors import InvalidRequestError
 from paged_sdk.scheduler.request import Request
 from paged_sdk.streaming import ResponseStream
+from paged_sdk.types.answer_form import AnswerForm
 from paged_sdk.types.prompt import PromptLike, name_of_prompt
 from paged_sdk.types.request import RequestBuilder
 from paged_sdk.types.request_options import RequestOptions
@@ -105,16 +106,13 @@ class GenerationRequests:
         tokenizer = preparer.text.tokenizer
         request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         part_ids = [request_id] if len(encodes) == 1 else [f"{request_id}-{place}" for place in range(len(encodes))]
-        # In constrained output every byte counts, a leading space too, also in a chat's answer.
-        is_sentence = bool(options.constraint_kind) and not options.is_strict
-        continues_prompt = not is_chat or options.continue_final_message or is_sentence
+        form = options.answer_form
+        # In output for a parser every byte counts, a leading space too, also in a chat's answer.
+        continues_prompt = not is_chat or options.continue_final_message or not form.is_prose
         samplings = [preparer.sampling(options) for _ in encodes]  # each draws a seed if none is given
         tools = {tool.name: tool.parameters for tool in options.shown_tools} or None
-        # Output under the caller's own constraint is not parsed for reasoning and calls, whatever it looks like.
-        is_parsed = is_chat and (options.constraint is None or options.may_call_or_answer)
-        answers = preparer.text.answers
-        if options.has_exact_calls:
-            answers = answers.exact if options.is_strict else answers.either
+        is_parsed = is_chat and form is not AnswerForm.CONSTRAINED
+        answers = preparer.text.answers.of_form(form)
         if options.continue_final_message:
             answers = answers.begun
         kept = preparer.text.kept_special_ids(answers, with_tools=tools is not None) if is_parsed else frozenset()
@@ -131,7 +129,7 @@ class GenerationRequests:
 
         def encode_all() -> tuple[list[EncodedPrompt], Sequence[int], Language | None, Grammar | None]:
             prompts, prediction = [encode() for encode in encodes], preparer.encode_prediction(options)
-            language = preparer.language(options, prompts[0].token_ids)
+            language = preparer.text.language(options, prompts[0].token_ids)
             grammar = preparer.grammar(language) if language is not None and preparer.compiles else None
             return prompts, prediction, language, grammar
 
@@ -160,7 +158,7 @@ class GenerationRequests:
                     field=name_of_prompt(field, place, len(prompts)),
                     continues_prompt=continues_prompt,
                     kept_special_ids=kept,
-                    may_reason=is_parsed and not options.continue_final_message,
+                    may_reason=is_chat and form.may_reason and not options.continue_final_message,
                     language=language,
                     grammar=grammar,
                     adapter=adapter,

@@ -24,6 +24,7 @@ from paged_sdk.kv.block_hash import CacheKey, block_hashes
 from paged_sdk.scheduler.request import Request
 from paged_sdk.system.helper_threads import HelperThreads
 from paged_sdk.types.adapter import AdapterUse
+from paged_sdk.types.answer_form import AnswerForm
 from paged_sdk.types.media import PromptMedia
 from paged_sdk.types.messages import Message
 from paged_sdk.types.reading import Reading
@@ -98,21 +99,6 @@ class RequestPreparer:
         if self.why_no_text is not None:
             raise InvalidRequestError(f"{field}: {self.why_no_text}", field=field)
 
-    def language(self, options: RequestOptions, prompt_token_ids: Sequence[int]) -> Language | None:
-        """Return a request's constraint, or the grammar of its tool calls; None if the output is unconstrained.
-
-        :raises ConstraintError: the model's call format cannot express a tool's schema
-        """
-        if options.forced_tools:
-            return self.text.forced_calls(
-                options.forced_tools, prompt_token_ids, several=options.tool_choice == "required"
-            )
-        if options.is_strict:
-            return self.text.strict_calls(options.shown_tools, prompt_token_ids)
-        if options.may_call_or_answer and options.constraint is not None:
-            return self.text.calls_or_json(options.shown_tools, options.constraint, prompt_token_ids)
-        return options.constraint
-
     def grammar(self, language: Language) -> Grammar:
         """Compile a constraint, which may take ten seconds.
 
@@ -161,7 +147,7 @@ class RequestPreparer:
         :raises InvalidRequestError: the text has no tokens
         """
         token_ids = self.text.encode_prompt(text, field)
-        heals = self.heals_tokens and not options.constraint_kind
+        heals = self.heals_tokens and options.answer_form is AnswerForm.FREE
         return self.prefixes.heal(token_ids) if heals else EncodedPrompt(token_ids)
 
     @cached_property
@@ -290,7 +276,7 @@ class RequestPreparer:
         if adapter_start is None:  # as in PEFT, the base model serves prompts that do not invoke the adapter
             adapter, adapter_start = None, 0
         budget, thought_limit = options.thinking_budget, None
-        if may_reason and budget is not None and (language is None or options.has_exact_calls):  # others do not reason
+        if may_reason and budget is not None:
             thought_limit = self.text.thought_limit(budget, prompt_token_ids)
         stop_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos or language is not None:

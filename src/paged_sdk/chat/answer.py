@@ -11,7 +11,9 @@ from paged_sdk.chat.answer_pieces import AnswerPiece, AnswerPieces
 from paged_sdk.chat.grammar_writer import MOST_CALLS, GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader
 from paged_sdk.chat.thoughts import ThoughtMarks
+from paged_sdk.types.answer_form import AnswerForm
 from paged_sdk.types.call_grammar import CallGrammar
+from paged_sdk.types.constraint import Constraint
 
 __all__ = ["AnswerParser", "AnswerStyle"]
 
@@ -64,6 +66,15 @@ class AnswerStyle:
             calls = f"{writer.text(f'{line}{self.thought.closing}{line}{line}')} {calls}"
         return writer.grammar(calls)
 
+    def of_form(self, form: AnswerForm) -> AnswerStyle:
+        """Return the style of answers of this form, which parses what the form's grammar allows."""
+        match form:
+            case AnswerForm.STRICT_CALLS:
+                return self.exact
+            case AnswerForm.CALLS_OR_JSON:
+                return self.either
+        return self
+
     @property
     def begun(self) -> AnswerStyle:
         """Return the style of the rest of an answer whose beginning is given: it has no reasoning."""
@@ -82,22 +93,18 @@ class AnswerStyle:
     def calls_or_json(
         self,
         tools: ToolSchemas,
-        schema: str,
+        schema: Constraint,
         token_id: Callable[[str], int | None],
         prompt_end: str,
-        *,
-        compact: bool = False,
     ) -> CallGrammar:
         """Return the grammar of answers that, after their reasoning, are calls of these tools or JSON of a schema.
 
-        :param schema: JSON text of the schema
         :param token_id: returns the token id of a mark, if the vocabulary has one
         :param prompt_end: the end of the prompt's text, which may open the reasoning
-        :param compact: whether to allow no white space between the parts of the answer's JSON
         """
         assert self.format is not None, "the template calls no tools"
         writer = GrammarWriter(self.marks(with_tools=True), token_id)
-        answer = self.format.calls_or(writer, tools, writer.answer(schema, compact=compact))
+        answer = self.format.calls_or(writer, tools, writer.answer(schema.source, compact=schema.compact))
         if self.thought is None:
             return writer.grammar(answer)
         ending = writer.until(self.thought.closing)

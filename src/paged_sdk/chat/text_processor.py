@@ -25,9 +25,11 @@ from paged_sdk.config.ranking import PairForm
 from paged_sdk.config.sampling import GenerationDefaults
 from paged_sdk.errors import CheckpointError, InvalidRequestError, shown
 from paged_sdk.system.files import is_file, read_text
+from paged_sdk.types.answer_form import AnswerForm
 from paged_sdk.types.call_grammar import CallGrammar
 from paged_sdk.types.constraint import Constraint
 from paged_sdk.types.messages import Message, TextMessageRole
+from paged_sdk.types.request_options import RequestOptions
 from paged_sdk.types.tool import Tool
 
 __all__ = ["TextProcessor", "load_text_processor", "text_processor_from_gguf"]
@@ -97,38 +99,23 @@ class TextProcessor:
             partial(tokenizer.decode_bytes, skip_special_tokens=False),
         )
 
-    def forced_calls(self, tools: Sequence[Tool], prompt_token_ids: Sequence[int], *, several: bool) -> CallGrammar:
-        """Return the grammar of answers that consist of calls of these tools.
+    def language(self, options: RequestOptions, prompt_token_ids: Sequence[int]) -> Constraint | CallGrammar | None:
+        """Return what the output of a request is constrained to: the grammar of its answer form, or its own constraint;
+        None: nothing.
 
-        :param several: whether to allow more than one call, if the model's format does
-        :raises ConstraintError: the format cannot express what a schema says
+        :raises ConstraintError: the model's format of calls cannot express what a tool's schema says
         """
-        schemas = {tool.name: tool.parameters for tool in tools}
-        return self.answers.forced_calls(
-            schemas, self.tokenizer.token_id, self.prompt_end(prompt_token_ids), several=several
-        )
-
-    def strict_calls(self, tools: Sequence[Tool], prompt_token_ids: Sequence[int]) -> CallGrammar:
-        """Return the grammar of answers of any text in which all calls are valid calls of these tools.
-
-        :raises ConstraintError: the model's format cannot express what a schema says
-        """
-        schemas = {tool.name: tool.parameters for tool in tools}
-        return self.answers.strict_calls(schemas, self.tokenizer.token_id, self.prompt_end(prompt_token_ids))
-
-    def calls_or_json(
-        self, tools: Sequence[Tool], constraint: Constraint, prompt_token_ids: Sequence[int]
-    ) -> CallGrammar:
-        """Return the grammar of answers that are calls of these tools or JSON of a schema.
-
-        :param constraint: the schema
-        :raises ConstraintError: the model's format cannot express what a tool's schema says
-        """
-        schemas = {tool.name: tool.parameters for tool in tools}
+        form, answers, token_id = options.answer_form, self.answers, self.tokenizer.token_id
+        if form in (AnswerForm.FREE, AnswerForm.CONSTRAINED):
+            return options.constraint
         end = self.prompt_end(prompt_token_ids)
-        return self.answers.calls_or_json(
-            schemas, constraint.source, self.tokenizer.token_id, end, compact=constraint.compact
-        )
+        tools = {tool.name: tool.parameters for tool in options.forced_tools or options.shown_tools}
+        if form is AnswerForm.CALLS:
+            return answers.forced_calls(tools, token_id, end, several=options.tool_choice == "required")
+        if form is AnswerForm.STRICT_CALLS:
+            return answers.strict_calls(tools, token_id, end)
+        assert options.constraint is not None, "the JSON has a schema"
+        return answers.calls_or_json(tools, options.constraint, token_id, end)
 
     def prompt_end(self, token_ids: Sequence[int]) -> str:
         """Return the end of a prompt's text, special tokens included."""

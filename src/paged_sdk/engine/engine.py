@@ -239,7 +239,7 @@ class Engine:
         assert not self.has_work, "KV of requests would be that of other weights"
         self._scheduler.recompute_pins()
         self._forget_prefixes()
-        self._scheduler.forget_times()
+        self._scheduler.costs.forget()
         self._runner.requantize(isq, check_cancelled)
 
     def _forget_prefixes(self) -> None:
@@ -249,7 +249,7 @@ class Engine:
 
     def stats(self) -> ModelStats:
         """Return a snapshot of the counters."""
-        usage, metrics, drafts = self._kv.usage, self._metrics, self._scheduler.drafts
+        usage, metrics, drafts = self._kv.usage, self._metrics, self._scheduler.costs.drafts
         return ModelStats(
             blocks_total=usage.total,
             blocks_used=usage.used,
@@ -339,7 +339,7 @@ class Engine:
         self._metrics.add_step(
             start=start, end=end, prompt_tokens=output.num_prompt_tokens, completion_tokens=completion_tokens
         )
-        self._scheduler.note_time(output, max(end - start - drafting_seconds, 0.0), drafting_seconds)
+        self._scheduler.costs.note(output, max(end - start - drafting_seconds, 0.0), drafting_seconds)
 
 
 def _uses(sequence: Sequence, adapters: Container[int]) -> bool:

@@ -16,7 +16,7 @@ from paged_sdk.kernels.key_offsets import check_key_offsets
 from paged_sdk.kernels.kv_basis import KvBasis
 from paged_sdk.kernels.relative_bias import RelativeBias
 
-__all__ = ["LayerCache", "PagedRows", "Precision", "ScoreOptions"]
+__all__ = ["LayerCache", "LearnedScores", "PagedRows", "Precision", "ScoreOptions"]
 
 
 class Precision(IntEnum):
@@ -137,6 +137,18 @@ class PagedRows:
 
 
 @frozen(eq=False, kw_only=True)
+class LearnedScores:
+    """Holds what a layer has learned to add to its attention scores.
+
+    :ivar sinks: see :attr:`ScoreOptions.sinks`
+    :ivar relative: see :attr:`ScoreOptions.relative`
+    """
+
+    sinks: Tensor | None = None
+    relative: RelativeBias | None = None
+
+
+@frozen(eq=False, kw_only=True)
 class ScoreOptions:
     """Describes how attention scores are computed, and which keys a query sees.
 
@@ -165,9 +177,9 @@ class ScoreOptions:
     def __attrs_post_init__(self) -> None:
         check_score_options(self.scale, self.window, self.softcap)
 
-    def with_learned(self, sinks: Tensor | None, relative: RelativeBias | None = None) -> ScoreOptions:
-        """Return the same options with what a layer has learned to add to its scores; both None: unchanged."""
-        return self if sinks is None and relative is None else evolve(self, sinks=sinks, relative=relative)
+    def with_learned(self, learned: LearnedScores | None) -> ScoreOptions:
+        """Return the same options with what a layer has learned to add to its scores; None: nothing."""
+        return self if learned is None else evolve(self, sinks=learned.sinks, relative=learned.relative)
 
     def of_tokens(self, first: int, last: int) -> ScoreOptions:
         """Return the options of some of a step's tokens, ``first`` to ``last`` (exclusive)."""

@@ -17,6 +17,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.chunk_decay import decay_between
 from paged_sdk.kernels.recurrent_step import ChunkGrid, RecurrentRows
 
 __all__ = ["gated_delta_rule"]
@@ -117,18 +118,16 @@ def _scan(inputs: _Inputs, states: Tensor, grid: ChunkGrid) -> tuple[Tensor, Ten
     """
     query, key, value = (each.transpose(1, 2) for each in (inputs.query, inputs.key, inputs.value))  # heads first
     strength = inputs.strength.transpose(1, 2).unsqueeze(-1)
-    log_decay = inputs.log_decay.transpose(1, 2).cumsum(-1)  # since the chunk's start
-    size = query.shape[2]
-    later = torch.ones(size, size, dtype=torch.bool, device=query.device).triu(1)
-    decay_between = (log_decay.unsqueeze(-1) - log_decay.unsqueeze(-2)).masked_fill_(later, -torch.inf).exp_()
-    decay = log_decay.exp().unsqueeze(-1)
-    system = (key * strength) @ key.mT * decay_between  # solve_triangular takes its diagonal for ones
+    log_decay = inputs.log_decay.transpose(1, 2)
+    between = decay_between(log_decay)
+    decay = log_decay.cumsum(-1).exp_().unsqueeze(-1)  # since the chunk's start
+    system = (key * strength) @ key.mT * between  # solve_triangular takes its diagonal for ones
     right = torch.cat([value * strength, key * strength * decay], -1)
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     written, from_state = torch.split(solved, [value.shape[-1], key.shape[-1]], -1)
-    scores = query @ key.mT * decay_between
+    scores = query @ key.mT * between
     reads = query * decay
-    writes = (key * (log_decay[..., -1:] - log_decay).exp().unsqueeze(-1)).mT
+    writes = (key * between[..., -1, :].unsqueeze(-1)).mT  # as much of them as the chunk's end has
     remains = decay[..., -1:, :]
     outputs = torch.empty_like(written)
     first = 0

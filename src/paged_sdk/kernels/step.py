@@ -12,50 +12,49 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from paged_sdk.kernels.attention_inputs import LearnedScores
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.lora_slots import SlotRows
 from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.placement import moved_to
 from paged_sdk.kernels.recurrent_step import RecurrentStep
-from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.rotary import Rotation
 
 __all__ = ["AttentionStep", "InsertedRows", "StepContext"]
 
 
 class AttentionStep(ABC):
-    """Computes attention for all layers of one step, with indices that are made once per step."""
+    """Computes attention for all layers of one step, with indices that are made once per step.
+
+    A step that others are made of passes every call on, also of the methods that are not abstract: it may be faster.
+    """
 
     @abstractmethod
-    def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
-        """Write the new keys and values to the cache, then attend.
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Write the keys and values of the step's tokens to the cache.
 
-        :param query: ``[num_tokens, num_heads, head_dim]``, the tokens of all rows in the order of the rows
-        :param key: ``[num_tokens, num_kv_heads, head_dim]``, already rotated; ``value`` likewise
-        :param sinks: see :attr:`~paged_sdk.kernels.attention_inputs.ScoreOptions.sinks`
-        :param relative: see :attr:`~paged_sdk.kernels.attention_inputs.ScoreOptions.relative`; must be None unless the
-            model's config says that it has :attr:`~paged_sdk.config.decoder.DecoderConfig.relative_biases`
-        :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
+        :param key: ``[num_tokens, num_kv_heads, head_dim]``, already rotated, the tokens of all rows in the order of
+            the rows; ``value`` likewise
         """
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Attend over the keys and values of an earlier layer, whose :meth:`forward` has written those of the step's
-        tokens (:attr:`~paged_sdk.config.layer_shape.LayerShape.kv_layer`).
+    @abstractmethod
+    def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:
+        """Attend over the cache, after the keys and values of the step's tokens were written: the layer's own, or those
+        of an earlier layer that it shares (:attr:`~paged_sdk.config.layer_shape.LayerShape.kv_layer`).
 
         :param layer: the layer that attends
         :param query: ``[num_tokens, num_heads, head_dim]``, already rotated
+        :param learned: what the layer adds to its scores; with a relative bias only if the model's config says that it
+            has :attr:`~paged_sdk.config.decoder.DecoderConfig.relative_biases`
         :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
         """
-        raise AssertionError(f"{type(self).__name__} has a layer's own keys and values only")
+
+    def forward(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, learned: LearnedScores | None = None
+    ) -> Tensor:
+        """Write the new keys and values to the cache, then attend."""
+        self.write(layer, key, value)
+        return self.attend(layer, query, learned)
 
     @property
     def native_rows(self) -> NativeRows | None:
@@ -68,7 +67,7 @@ class AttentionStep(ABC):
         raise AssertionError(f"{type(self).__name__} keeps no states")
 
     def rotate_and_forward(
-        self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
+        self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, learned: LearnedScores | None = None
     ) -> Tensor:
         """Rotate queries and keys, then call :meth:`forward`.
 
@@ -77,7 +76,7 @@ class AttentionStep(ABC):
         """
         rotation.rotate_(query_key)
         num_heads = query_key.shape[1] - value.shape[1]
-        return self.forward(layer, query_key[:, :num_heads], query_key[:, num_heads:], value, sinks)
+        return self.forward(layer, query_key[:, :num_heads], query_key[:, num_heads:], value, learned)
 
 
 @frozen(eq=False)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.kernels.attention_inputs import LearnedScores
 from paged_sdk.kernels.rotary import Rotation, side_by_side_to_halves
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import Norm
@@ -46,6 +47,7 @@ class AttentionBlock:
         self.output = output
         self.qk_norm = qk_norm
         self.sinks = sinks
+        self._learned = None if sinks is None else LearnedScores(sinks=sinks)
         self._layer = layer
         own = shard.local(config)
         shape = own.layer(layer)
@@ -105,13 +107,13 @@ class AttentionBlock:
         """
         if self.shape.kv_layer is not None:
             rotation.rotate_(query_key)
-            return ctx.attention.attend(self._layer, query_key, self.sinks)
+            return ctx.attention.attend(self._layer, query_key, self._learned)
         if self.qk_norm is None or not self._norms_last:
-            return ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation, self.sinks)
+            return ctx.attention.rotate_and_forward(self._layer, query_key, value, rotation, self._learned)
         rotation.rotate_(query_key)
         normed = self.qk_norm.forward(query_key)
         query, key = normed[:, : self._num_heads], normed[:, self._num_heads :]
-        return ctx.attention.forward(self._layer, query, key, value, self.sinks)
+        return ctx.attention.forward(self._layer, query, key, value, self._learned)
 
     def _without_gates(self, heads: Tensor) -> tuple[Tensor | None, Tensor]:
         """Return the gates, ``[num_tokens, num_heads, head_dim]``, and queries, keys and values; None: no gates."""

@@ -12,13 +12,12 @@ from paged_sdk.kv.manager import KvManager
 from paged_sdk.scheduler.admission import SHORT_PROMPT_DIVISOR, Admission
 from paged_sdk.scheduler.awaited_images import ImageGate
 from paged_sdk.scheduler.awaited_inputs import AwaitedInputs
-from paged_sdk.scheduler.draft_account import DraftAccount, VerifiedDrafts
+from paged_sdk.scheduler.draft_account import VerifiedDrafts
 from paged_sdk.scheduler.output import NewTokens, ScheduledSequence, SchedulerOutput
-from paged_sdk.scheduler.pace import Pace
 from paged_sdk.scheduler.pins import Pins
 from paged_sdk.scheduler.running_sequences import RunningSequences
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
-from paged_sdk.scheduler.step_times import StepTimes
+from paged_sdk.scheduler.step_costs import StepCosts
 from paged_sdk.scheduler.waiting_queue import WaitingQueue
 from paged_sdk.types.response import FinishReason
 
@@ -46,8 +45,8 @@ class Scheduler:
 
     :param images: encodes the images of prompts; None: prompts have no images
     :param store: reads cached blocks that have left the pool; None: nothing is stored
-    :ivar times: how long steps without prompts take, as far as is known
-    :ivar drafts: what drafts have gained so far
+    :ivar costs: is told after each :meth:`update` how long the step took, and knows by it how many prompt tokens a step
+        may compute, and how many drafts pay
     :ivar pins: the sequences whose prompts' KV is held
     """
 
@@ -61,11 +60,8 @@ class Scheduler:
         self.pins: Pins = Pins(config, kv)
         self._running = RunningSequences(config, kv, self._awaited, self.pins)
         self._admission = Admission(config, kv, self._waiting, self._running, self._awaited)
-        self.times: StepTimes = StepTimes()
-        self.drafts: DraftAccount = DraftAccount(self.times)
-        self._pace = Pace(config.max_slowdown, self.times) if config.max_slowdown else None
+        self.costs: StepCosts = StepCosts(config.max_slowdown)
         self._finished_seq_ids: list[int] = []
-        self._verified: list[VerifiedDrafts] = []  # since the last call of note_time
 
     @property
     def num_running(self) -> int:
@@ -184,32 +180,6 @@ class Scheduler:
                 row.sequence.length -= 1
                 output.withheld.append(row)
 
-    def note_time(self, output: SchedulerOutput, seconds: float, drafting_seconds: float = 0.0) -> None:
-        """Record how long the step took that was just updated: later steps learn from it how many prompt tokens to
-        compute, and how many drafts pay.
-
-        :param seconds: how long the step took, without proposing drafts
-        :param drafting_seconds: how long proposing them took
-        """
-        num_decodes, scheduled = output.num_decodes, output.scheduled
-        num_drafts = sum(len(row.draft_token_ids) for row in scheduled[:num_decodes])
-        verified, self._verified = self._verified, []
-        if num_decodes == len(scheduled):
-            self.drafts.note(num_decodes, verified, seconds, drafting_seconds)
-            if any(each.num_forced for each in verified):
-                return  # forced tokens need no logits, so other steps with as many tokens take longer
-            if num_drafts or self._pace is None:
-                self.times.note(num_decodes + num_drafts, seconds)
-            else:
-                self._pace.note_plain(seconds, num_decodes)
-            return
-        self.drafts.count(verified)
-        if self._pace is None:
-            return
-        num_tokens = sum(row.num_new_tokens for row in scheduled[num_decodes:])
-        num_pairs = sum(row.num_new_tokens * (row.start + row.num_new_tokens / 2) for row in scheduled[num_decodes:])
-        self._pace.note_mixed(seconds, num_decodes + num_drafts, num_tokens, num_pairs / num_tokens)
-
     def forget(self, sequence: Sequence) -> None:
         """Withdraw the KV of a sequence that is about to end from the cache: it contains NaN. Pinned sequences that
         share it are computed again.
@@ -227,13 +197,6 @@ class Scheduler:
         """
         for sequence in list(self._running):
             self._running.preempt(sequence)
-
-    def forget_times(self) -> None:
-        """Forget step times, and so what drafts gain: from now on the model computes differently."""
-        self.times.clear()
-        self.drafts.start_anew()
-        if self._config.max_slowdown:
-            self._pace = Pace(self._config.max_slowdown, self.times)
 
     def update(
         self, output: SchedulerOutput, sampled: list[list[int]], forced: Mapping[int, Iterable[int]] = _NONE
@@ -272,7 +235,7 @@ class Scheduler:
                 accepted = self._accept(row, token_ids)
                 num_forced = sum(place < len(accepted) - 1 for place in forced.get(index, ()))
                 num_drafts = len(row.draft_token_ids)
-                self._verified.append(VerifiedDrafts(sequence.seq_id, num_drafts, len(accepted) - 1, num_forced))
+                self.costs.add_verified(VerifiedDrafts(sequence.seq_id, num_drafts, len(accepted) - 1, num_forced))
                 new_tokens.add(sequence, accepted, index)
             else:
                 sequence.num_computed_tokens = row.end
@@ -362,7 +325,9 @@ class Scheduler:
         for sequence in outgrown:
             if sequence.status is SequenceStatus.RUNNING:  # not preempted in the loop
                 self._running.requeue(sequence)
-        return decodes, chunks, budget if self._pace is None or prompt_budget is None else min(budget, prompt_budget)
+        if self.costs.pace is not None and prompt_budget is not None:
+            budget = min(budget, prompt_budget)
+        return decodes, chunks, budget
 
     def _admit_waiting(self, budget: int, *, beside: int) -> list[ScheduledSequence]:
         """Admit waiting sequences while there is budget, and make their rows.
@@ -372,7 +337,7 @@ class Scheduler:
         rows: list[ScheduledSequence] = []
         if budget <= 0 or not self._waiting:
             return rows
-        pace = self._pace if beside else None
+        pace = self.costs.pace if beside else None
         seconds = 0.0 if pace is None else pace.prompt_seconds(beside, self._num_prompts(beside))
         if pace is not None and not seconds:
             return rows
@@ -401,10 +366,11 @@ class Scheduler:
         """
         num_decodes = self._num_decodes()
         most = self._config.max_num_batched_tokens - num_decodes
-        if self._pace is None or not num_decodes:
+        pace = self.costs.pace
+        if pace is None or not num_decodes:
             return most
-        seconds = self._pace.prompt_seconds(num_decodes, self._num_prompts(num_decodes))
-        return min(most, self._pace.tokens(seconds, depth)) if seconds else 0
+        seconds = pace.prompt_seconds(num_decodes, self._num_prompts(num_decodes))
+        return min(most, pace.tokens(seconds, depth)) if seconds else 0
 
     def _num_prompts(self, num_decodes: int) -> int:
         """Count the running prompts, and the waiting ones for which there are seats."""

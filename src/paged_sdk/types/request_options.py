@@ -23,6 +23,7 @@ from paged_sdk.config.checks import (
 )
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import ConfigError, InvalidRequestError
+from paged_sdk.types.answer_form import AnswerForm
 from paged_sdk.types.constraint import Constraint
 from paged_sdk.types.logits_processor import AnyLogitsProcessor, check_logits_processors
 from paged_sdk.types.tool import Tool, ToolChoice, as_tool_choice, as_tools
@@ -165,32 +166,25 @@ class RequestOptions:
         return tuple(tool for tool in self.tools if choice in ("required", tool.name))
 
     @property
-    def is_strict(self) -> bool:
-        """Return whether the model may answer freely, but its calls are constrained to their tools' schemas."""
-        may_call = not self.forced_tools and self.constraint is None
-        return may_call and any(tool.strict for tool in self.shown_tools)
-
-    @property
-    def may_call_or_answer(self) -> bool:
-        """Return whether the model either calls tools or answers in JSON of the constraint's schema."""
-        is_json = self.constraint is not None and self.constraint.kind == "json_schema"
-        return is_json and bool(self.shown_tools) and not self.must_answer
-
-    @property
-    def has_exact_calls(self) -> bool:
-        """Return whether the model is free to call tools or not, but not to write calls in another form than its
-        format's.
-        """
-        return self.is_strict or self.may_call_or_answer
+    def answer_form(self) -> AnswerForm:
+        """Return what the answer may be."""
+        if self.forced_tools:
+            return AnswerForm.CALLS
+        if self.constraint is None:
+            return AnswerForm.STRICT_CALLS if any(tool.strict for tool in self.shown_tools) else AnswerForm.FREE
+        may_call = bool(self.shown_tools) and not self.must_answer
+        return (
+            AnswerForm.CALLS_OR_JSON if may_call and self.constraint.kind == "json_schema" else AnswerForm.CONSTRAINED
+        )
 
     @property
     def constraint_kind(self) -> str:
-        """Return the kind of grammar that constrains the output: the constraint's, or "tools" if calls are constrained;
-        empty if there is none.
+        """Return the kind of grammar that constrains the output, for errors: the constraint's, or "tools" if only calls
+        are constrained; empty if there is none.
         """
-        if self.forced_tools or self.is_strict:
-            return "tools"
-        return "" if self.constraint is None else self.constraint.kind
+        if self.constraint is not None:
+            return self.constraint.kind
+        return "" if self.answer_form is AnswerForm.FREE else "tools"
 
 
 class CompletionOptions(TypedDict, total=False):

@@ -16,16 +16,16 @@ from attrs import evolve
 
 from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.engine import Engine
-from paged_sdk.engine.events import Outbox, RequestEvent
 from paged_sdk.errors import EngineDeadError, EngineError, PagedError
-from paged_sdk.guard import RequestGuard, clear_frames, request_failure
+from paged_sdk.guard import RequestGuard, clear_frames
 from paged_sdk.logs import get_logger
 from paged_sdk.scheduler.request import Request
-from paged_sdk.system.event_loop import OutputLoop, wait_until_done
+from paged_sdk.system.event_loop import wait_until_done
 from paged_sdk.system.owner import Owner, closed_model
 from paged_sdk.system.threads import thread_must_start
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.mailbox import Abort, Call, CallAlone, Close, Command, Mailbox, Submit, Wake
+from paged_sdk.worker.output_loops import OutputLoops, end_with_error
 from paged_sdk.worker.subscription import Subscriber
 from paged_sdk.worker.throughput import ThroughputLog
 
@@ -61,7 +61,7 @@ class Worker:
         self._in_hand: Command | None = None
         self._alone: CallAlone | None = None  # runs when the live requests have ended
         self._held: deque[Submit | CallAlone] = deque()  # commands that wait for _alone
-        self._listeners: dict[OutputLoop, _LoopListeners] = {}
+        self._loops = OutputLoops(engine.abort)
         self._stats = engine.stats()
         self._watchers: tuple[Callable[[], object], ...] = ()
         self._death: BaseException | None = None
@@ -214,7 +214,7 @@ class Worker:
         # Each call is made whatever the earlier ones raise: the sweep answers every remaining request.
         self._attempt(self._work)
         self._closing = self._closing or Close(drain=False)
-        self._attempt(self._publish)  # events from before an exception
+        self._attempt(self._loops.publish)  # events from before an exception
         self._attempt(self._engine.close)
         self._stats = self._stats.at_rest()
         self._ended = True
@@ -240,7 +240,7 @@ class Worker:
         while self._take_commands():
             self._step()
             self._take_stats()
-            if not self._publish():
+            if not self._loops.publish():
                 self._tell_watchers()
             if self._throughput is not None:
                 with suppress(Exception):  # an application's own log handlers may raise
@@ -248,8 +248,7 @@ class Worker:
         for command in list(self._held):  # end held requests like those that wait in the engine
             if isinstance(command, Submit):
                 self._admit_held(command.request.request_id)
-        for listeners in self._listeners.values():
-            self._abort_all(listeners)
+        self._loops.abort_all()
         self._take_stats()
 
     def _step(self) -> None:
@@ -331,18 +330,16 @@ class Worker:
             case CallAlone():
                 self._alone = command
             case Submit(request, subscription):
-                fail = partial(self._fail, request.request_id, subscription)
-                with RequestGuard(request.request_id, fail):
-                    self._submit(request, subscription)
+                self._submit(request, subscription)
             case Abort(request_id):
                 self._admit_held(request_id)
                 self._engine.abort(request_id)
                 self._take_stats()  # before the caller resumes, as below
-                self._publish()
+                self._loops.publish()
             case Call(function, future):
                 self._run_for(future, partial(function, self._engine))
                 del command, future  # an error's traceback leads to this frame
-                self._publish()  # the function may have ended requests
+                self._loops.publish()  # the function may have ended requests
             case Close(drain):
                 # A close without drain overrides one with it.
                 self._closing = Close(drain and (self._closing is None or self._closing.drain))
@@ -354,51 +351,12 @@ class Worker:
         for command in list(self._held):
             if isinstance(command, Submit) and command.request.request_id == request_id:
                 self._held.remove(command)
-                with RequestGuard(request_id, partial(self._fail, request_id, command.subscription)):
-                    self._submit(command.request, command.subscription)
+                self._submit(command.request, command.subscription)
 
     def _submit(self, request: Request, subscription: Subscriber) -> None:
-        loop = subscription.loop
-        listeners = self._listeners.get(loop) or self._listeners.setdefault(loop, _LoopListeners(loop))
-        self._engine.submit(request, subscription, listeners.outbox)
-        listeners.subscriptions[request.request_id] = subscription
-
-    def _publish(self) -> bool:
-        """Post the new output, and wake each event loop once; return whether there was any."""
-        has_some = False
-        for listeners in list(self._listeners.values()):
-            has_some = has_some or bool(listeners.outbox)
-            try:
-                is_open = not listeners.outbox or listeners.post()
-            except Exception as error:  # unknown how much of it the loop has received
-                self._fail_all(listeners, error)
-            else:
-                if not is_open:  # the loop ended without closing its requests: they have no reader any more
-                    self._abort_all(listeners)
-                    listeners.subscriptions.clear()
-            if not listeners.subscriptions:
-                del self._listeners[listeners.loop]
-        return has_some
-
-    def _abort_all(self, listeners: _LoopListeners) -> None:
-        for request_id in listeners.subscriptions:
-            self._engine.abort(request_id)
-
-    def _fail_all(self, listeners: _LoopListeners, error: Exception) -> None:
-        """End the requests of one event loop with an error."""
-        self._abort_all(listeners)
-        listeners.outbox.take()
-        subscriptions, listeners.subscriptions = listeners.subscriptions, {}
-        for request_id, subscription in subscriptions.items():
-            self._fail(request_id, subscription, request_failure(error, request_id))
-
-    def _fail(self, request_id: str, subscription: Subscriber, error: PagedError) -> None:
-        """End a request that the engine does not hold, or no longer holds, with an error."""
-        event = RequestEvent(request_id=request_id, error=error)
-        for _ in range(2):  # retried if the loop raises, because without an answer the reader waits for ever
-            with suppress(Exception):
-                subscription.loop.call_soon(partial(subscription.add, event))
-                return
+        with RequestGuard(request.request_id, partial(end_with_error, request.request_id, subscription)):
+            self._engine.submit(request, subscription, self._loops.outbox(subscription.loop))
+            self._loops.add(request.request_id, subscription)
 
     def _sweep(self) -> None:
         """Answer the commands left in the mailbox. After the thread has ended, whichever thread put the last command
@@ -406,10 +364,7 @@ class Worker:
         """
         if not self._ended:
             return
-        for listeners in list(self._listeners.values()):
-            for request_id, subscription in listeners.subscriptions.items():
-                self._fail(request_id, subscription, self._ending())
-        self._listeners.clear()
+        self._loops.end_all(self._ending)
         in_hand, self._in_hand = self._in_hand, None  # the command that was executing when an exception was raised
         alone, self._alone = self._alone, None
         held, self._held = self._held, deque()
@@ -417,7 +372,7 @@ class Worker:
         for command in chain(left, held, self._mailbox.drain()):
             match command:
                 case Submit(request, subscription):
-                    self._fail(request.request_id, subscription, self._ending())
+                    end_with_error(request.request_id, subscription, self._ending())
                 case Call(_, future) | CallAlone(_, future):
                     with suppress(InvalidStateError):  # cancelled
                         future.set_exception(self._ending())
@@ -431,24 +386,3 @@ class Worker:
         error = EngineDeadError(f"the engine stopped: {self._death!r}")
         error.__cause__ = self._death
         return error
-
-
-class _LoopListeners:
-    """Holds the subscriptions of one event loop, and the output to post to them.
-
-    :ivar subscriptions: the subscriptions of the requests that have not ended, by id
-    """
-
-    def __init__(self, loop: OutputLoop) -> None:
-        self.loop = loop
-        self.outbox = Outbox()
-        self.subscriptions: dict[str, Subscriber] = {}
-
-    def post(self) -> bool:
-        """Pass the outbox to the loop, with one wake-up; return False if the loop has ended."""
-        batch = self.outbox.take()
-        is_open = self.loop.call_soon(batch.deliver)
-        for _, event in batch.events:
-            if event.is_last:
-                self.subscriptions.pop(event.request_id, None)
-        return is_open

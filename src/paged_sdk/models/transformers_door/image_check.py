@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.relative_bias import RelativeBias
+from paged_sdk.kernels.attention_inputs import LearnedScores
 from paged_sdk.kernels.step import AttentionStep, InsertedRows, StepContext
 from paged_sdk.models.transformers_door.model import TransformersModel
 from paged_sdk.models.transformers_door.seam import whole_masks
@@ -44,16 +44,11 @@ class PromptWithImage:
 class _NoAttention(AttentionStep):
     """Fills the place of a step's attention, which is never called: the seam calls :class:`TrialAttention` instead."""
 
-    def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Fail."""
+        raise AssertionError("a trial has no step's attention: the seam computes it")
+
+    def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:
         """Fail."""
         raise AssertionError("a trial has no step's attention: the seam computes it")
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.kernels.attention_inputs import LearnedScores
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.step import StepContext
@@ -175,8 +176,10 @@ class TransformersModel:
         step = self.step.context
         assert step is not None, "attention is computed in a step"
         sinks, relative = call.options.get(SINKS), call.options.get(POSITION_BIAS)
-        sinks = None if sinks is None else sinks.float()
-        attended = step.attention.forward(index, query, key, value, sinks, relative=relative)
+        learned = None
+        if sinks is not None or relative is not None:
+            learned = LearnedScores(sinks=None if sinks is None else sinks.float(), relative=relative)
+        attended = step.attention.forward(index, query, key, value, learned)
         return attended[None, ..., : layer.value_dim].contiguous()
 
 
