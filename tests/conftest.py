@@ -29,6 +29,7 @@ from paged_sdk.chat.text_processor import TextProcessor, text_processor_from_ggu
 from paged_sdk.kernels.native import library
 from paged_sdk.kernels.native.library import why_not
 from paged_sdk.weights.checkpoint import open_checkpoint
+from shallow import make_shallow
 from thinning import left_out
 
 
@@ -154,6 +155,12 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def smollm2() -> Path:
     """Return the embedded SmolLM2-135M-Instruct, a GGUF file."""
     return embedded_model_path()
+
+
+@pytest.fixture(scope="session")
+def shallow_smollm2(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return SmolLM2's first three of 30 layers, for tests of its arithmetic and not of what it says."""
+    return make_shallow(smollm2, tmp_path_factory.mktemp("shallow") / smollm2.name, num_layers=3)
 
 
 @pytest.fixture(scope="session")

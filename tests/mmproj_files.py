@@ -199,6 +199,7 @@ _RULES: Final[dict[str, _Rules]] = {
         },
     ),
     "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": _QWEN3,
     "qwen3_5": _QWEN3,
     "qwen3_5_moe": _QWEN3,
     "pixtral": _Rules(

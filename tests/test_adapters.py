@@ -218,6 +218,29 @@ async def test_texts_go_on_while_an_adapter_is_loaded(model: Model, directory: P
     assert found == [expected] * 4
 
 
+async def test_a_call_that_still_queues_texts_says_that_their_adapter_went(
+    plain: TextModelBuilder, directory: Path
+) -> None:
+    texts = [[*PROMPT, number] for number in range(12)]
+    errors: list[InvalidRequestError] = []
+
+    async def embed(built: Model) -> None:
+        with pytest.raises(InvalidRequestError) as caught:
+            await built.embed(texts, adapter="first")
+        errors.append(caught.value)
+
+    builder = plain.with_adapter(directory / "first").with_max_queue(2).with_max_num_batched_tokens(16)
+    async with builder.build() as built:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(embed, built)
+            await until(lambda: built.stats().running == 1)
+            await built.unload_adapter("first")
+        (error,) = errors
+        assert "the adapter 'first' was unloaded before this request was queued: unload it after" in str(error)
+        assert (error.field, error.value, error.allowed) == ("adapter", "first", "a loaded adapter")
+        assert (await built.embed(texts)).embeddings.shape[0] == 12
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_what_loading_holds_up_is_measured(model: Model, directory: Path) -> None:
     waits = await measure_waits(model, [PROMPT[:20], PROMPT[20:30]], directory / "second")

@@ -48,10 +48,10 @@ async def all_at_once(model: Model, prompts: list[list[int]]) -> list[list[tuple
 
 
 @pytest.fixture(params=[pytest.param("smollm2", marks=pytest.mark.smollm2), "mixtral", "qwen3_moe", "gemma3_text"])
-def file(request: pytest.FixtureRequest, smollm2: Path, tmp_path: Path) -> Path:
+def file(request: pytest.FixtureRequest, shallow_smollm2: Path, tmp_path: Path) -> Path:
     """Return a real model, or a tiny one with mixtures of experts or with norms after attention and MLP."""
     if request.param == "smollm2":
-        return smollm2
+        return shallow_smollm2
     return tiny.make_gguf(tmp_path, family=request.param, quantization="Q8_0")
 
 
@@ -116,12 +116,12 @@ async def assert_invariant(builder: GgufModelBuilder | TextModelBuilder) -> None
 @pytest.mark.smollm2
 @pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-async def test_by_default_a_prompt_has_the_same_logits_whenever_it_is_asked(smollm2: Path, dtype: str) -> None:
+async def test_by_default_a_prompt_has_the_same_logits_whenever_it_is_asked(shallow_smollm2: Path, dtype: str) -> None:
     """From quantized weights, which have a form for prompts and one for generated tokens, and from dense ones.
 
     Prompts leave 1, 2, 8, 9, 12, 13 and 32 tokens beside the blocks that are cached the second time.
     """
-    builder = GgufModelBuilder(smollm2).with_force_cpu().with_dtype(dtype).with_num_threads(2)
+    builder = GgufModelBuilder(shallow_smollm2).with_force_cpu().with_dtype(dtype).with_num_threads(2)
     lengths = (33, 66, 40, 73, 44, 45, 64, 5, 12, 150)
     prompts = [[100 + 7 * i + j for j in range(length)] for i, length in enumerate(lengths)]
     async with builder.with_max_num_batched_tokens(90).build() as model:

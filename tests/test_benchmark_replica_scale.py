@@ -36,10 +36,10 @@ def test_chats_keep_to_the_rules() -> None:
 
 
 def test_four_replicas_hit_as_one_big_cache_does() -> None:
-    big = simulate(1, 0.5, 240, tenants=16, num_blocks=8192, speed=4.0, max_num_seqs=128)
+    big = simulate(1, 0.5, 120, tenants=16, num_blocks=8192, speed=4.0, max_num_seqs=128)
     turn = count()
     routed, in_turn = (
-        simulate(4, 0.5, 240, tenants=16, policy=policy) for policy in (None, lambda replicas: next(turn) % replicas)
+        simulate(4, 0.5, 120, tenants=16, policy=policy) for policy in (None, lambda replicas: next(turn) % replicas)
     )
     assert routed.hit_rate >= 0.95 * big.hit_rate
     assert in_turn.hit_rate < 0.9 * big.hit_rate
@@ -47,8 +47,8 @@ def test_four_replicas_hit_as_one_big_cache_does() -> None:
 
 
 def test_every_turn_ends_when_a_replica_dies() -> None:
-    quiet = simulate(4, 0.5, 240, tenants=8)
-    dying = simulate(4, 0.5, 240, tenants=8, deaths=[2])
+    quiet = simulate(4, 0.5, 120, tenants=8)
+    dying = simulate(4, 0.5, 120, tenants=8, deaths=[2])
     assert quiet.num_lost == 0
     assert 0 < dying.num_lost < 20
     assert dying.tokens_per_second > 0.8 * quiet.tokens_per_second
@@ -56,9 +56,9 @@ def test_every_turn_ends_when_a_replica_dies() -> None:
 
 
 def test_queues_stand_for_schedulers_and_the_same_seed_for_the_same_figures() -> None:
-    exact, queues = (simulate(4, 0.76, 300, tenants=32, queues=way) for way in (False, True))
+    exact, queues = (simulate(4, 0.76, 150, tenants=32, queues=way) for way in (False, True))
     assert queues.tokens_per_second == pytest.approx(exact.tokens_per_second, rel=0.03)
     assert queues.hit_rate == pytest.approx(exact.hit_rate, rel=0.01)
     assert queues.first_p50 == pytest.approx(exact.first_p50, rel=0.3)
     assert queues.pace_p99 == pytest.approx(exact.pace_p99, rel=0.3)
-    assert without_time(simulate(4, 0.76, 300, tenants=32, queues=True)) == without_time(queues)
+    assert without_time(simulate(4, 0.76, 150, tenants=32, queues=True)) == without_time(queues)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import tiny
+from arrivals import gather
 from llamacpp import LlamaCpp
 from paged_sdk import GgufModelBuilder, Model, SamplingParams, TokenLogprob, write_gguf
 
@@ -47,22 +48,27 @@ async def ours(model: Model, prompt: list[int], num_tokens: int) -> list[TokenLo
     return list(logprobs.content)
 
 
-async def num_agreed(model: Model, prompt: list[int], theirs: list[int], close: float) -> int:
+async def num_agreed(
+    model: Model, prompt: list[int], begun: list[TokenLogprob], theirs: list[int], close: float
+) -> int:
     """Compare greedy tokens; where they part, this package goes on with llama.cpp's.
 
     They may part where this package finds llama.cpp's token about as likely as its own.
 
+    :param begun: what this package says after the prompt
     :returns: how many tokens are the same
     """
     agreed = place = 0
     while place < len(theirs):
-        for own in await ours(model, [*prompt, *theirs[:place]], len(theirs) - place):
+        for own in begun:
             other = theirs[place]
             place += 1
             if own.token_id != other:
                 assert own.logprob - {each.token_id: each.logprob for each in own.top_logprobs}[other] < close
                 break
             agreed += 1
+        if place < len(theirs):
+            begun = await ours(model, [*prompt, *theirs[:place]], len(theirs) - place)
     return agreed
 
 
@@ -74,15 +80,15 @@ async def must_agree(path: Path, close: float, dtype: str | None = None, prompts
     judge, same, compared = LlamaCpp(path), 0, 0
     builder = GgufModelBuilder(path).with_force_cpu().with_num_threads(1)
     async with (builder if dtype is None else builder.with_dtype(dtype)).build() as model:
-        for prompt in prompts:
+        texts = await gather(model, *(ours(model, prompt, NUM_TOKENS) for prompt in prompts))
+        for prompt, begun in zip(prompts, texts, strict=True):
             theirs = judge.complete(prompt, NUM_TOKENS, banned=ENDS)
             assert len(theirs.tokens) == NUM_TOKENS
             if max(theirs.logprobs, key=theirs.logprobs.__getitem__) == theirs.tokens[0]:
                 compared += 1
-                (first,) = await ours(model, prompt, 1)
-                likely = {each.token_id: each.logprob for each in first.top_logprobs}
+                likely = {each.token_id: each.logprob for each in begun[0].top_logprobs}
                 assert all(abs(likely[id] - theirs.logprobs[id]) < close for id in likely.keys() & theirs.logprobs)
-            same += await num_agreed(model, prompt, theirs.tokens, close)
+            same += await num_agreed(model, prompt, begun, theirs.tokens, close)
     assert compared >= len(prompts) // 2  # tokens that end within a character come without logprobs
     return same
 

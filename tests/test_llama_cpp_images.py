@@ -21,7 +21,15 @@ NUM_TOKENS: Final = 12
 CLOSE: Final = 0.04
 # Images of such sizes are not scaled, which llama.cpp does by filters of its own. Of LLaVA and InternVL it has the
 # token for the whole image at another place than these models, and Idefics wants two line breaks that are one token.
-SIZES: Final = {"gemma3": 28, "mistral3": 56, "qwen2_vl": 84, "qwen2_5_vl": 154, "qwen3_vl": 84, "qwen3_5": 84}
+SIZES: Final = {
+    "gemma3": 28,
+    "mistral3": 56,
+    "qwen2_vl": 84,
+    "qwen2_5_vl": 154,
+    "qwen3_vl": 84,
+    "qwen3_vl_moe": 84,
+    "qwen3_5": 84,
+}
 
 
 @pytest.fixture
@@ -37,6 +45,8 @@ async def test_it_sees_the_same(name: str, tmp_path: Path) -> None:
         "text_config": dict(family["text_config"]) | ({} if name == "qwen3_5" else {"num_hidden_layers": 4}),
         "vision_config": dict(family["vision_config"]) | ({"window_size": 112} if name == "qwen2_5_vl" else {}),
     }
+    if name == "qwen3_vl_moe":  # all layers have experts
+        sections["text_config"]["mlp_only_layers"] = []
     make_vision_checkpoint(name, tmp_path / "checkpoint", **sections)
     model = write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", type="F32")
     mmproj = write_mmproj(tmp_path / "checkpoint", tmp_path / "mmproj.gguf", type="F32")

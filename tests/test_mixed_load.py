@@ -45,12 +45,14 @@ async def answer_beside(model: Model, prompt: list[int]) -> str:
 @pytest.mark.parametrize(
     "cache_type", [PagedCacheType.AUTO, pytest.param(PagedCacheType.F8E4M3, marks=pytest.mark.long)]
 )
-async def test_an_answer_does_not_depend_on_how_its_prompt_was_cut(smollm2: Path, cache_type: PagedCacheType) -> None:
+async def test_an_answer_does_not_depend_on_how_its_prompt_was_cut(
+    shallow_smollm2: Path, cache_type: PagedCacheType
+) -> None:
     """To the last bit: in chunks as small as can be, in one, and from a prefix that is cached."""
     prompt = [(7 * index) % 997 + 1000 for index in range(150)]
     answers = []
     for slowdown in (1.01, 0.0):
-        builder = GgufModelBuilder(smollm2).with_force_cpu().with_num_threads(1).with_max_slowdown(slowdown)
+        builder = GgufModelBuilder(shallow_smollm2).with_force_cpu().with_num_threads(1).with_max_slowdown(slowdown)
         meta = PagedAttentionMeta(block_size=16, cache_type=cache_type)
         async with builder.with_paged_attn(meta).build() as model:
             answers += [await answer_beside(model, prompt), await answer_beside(model, prompt)]

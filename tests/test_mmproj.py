@@ -82,7 +82,10 @@ def make(name: str, directory: Path) -> None:
     vision = dict(VISION_FAMILIES[name].config["vision_config"])
     if name == "qwen2_5_vl":
         vision["window_size"] = 112
-    make_vision_checkpoint(name, directory, vision_config=vision)
+    text = dict(VISION_FAMILIES[name].config["text_config"])
+    if name == "qwen3_vl_moe":  # all layers have experts
+        text["mlp_only_layers"] = []
+    make_vision_checkpoint(name, directory, text_config=text, vision_config=vision)
     if name == "qwen2_5_vl":  # an image has several windows
         path = directory / "preprocessor_config.json"
         settings = json.loads(path.read_text())
@@ -128,6 +131,28 @@ async def test_texts_are_those_of_the_checkpoint(name: str, made: Callable[[str]
         again, cached = await answer(model)
         assert again == want
         assert cached > 40
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_ministral_3(tmp_path: Path, anyio_backend: str) -> None:
+    """Its decoder's queries grow with their position, beside the encoder of Mistral Small 3."""
+    text = VISION_FAMILIES["mistral3"].config["text_config"] | {"model_type": "ministral3", "head_dim": 16}
+    text["rope_parameters"] = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.5,
+    }
+    make_vision_checkpoint("mistral3", tmp_path / "checkpoint", text_config=text)
+    model, mmproj = write_vision_gguf("mistral3", tmp_path / "checkpoint", tmp_path / "gguf")
+    texts = []
+    for builder in (VisionModelBuilder(tmp_path / "checkpoint"), GgufModelBuilder(model).with_mmproj(mmproj)):
+        async with exact(builder).build() as loaded:
+            texts.append(await answer(loaded))
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("kind", ["siglip_vision_model", "pixtral"])

@@ -25,20 +25,24 @@ from paged_sdk import (
     IsqType,
     Model,
     ModelClosedError,
+    ModelLoadError,
     RequestTimeoutError,
     SamplingParams,
     TextModelBuilder,
 )
 from paged_sdk.attention.backend import AttentionBackend, KvStorage
 from paged_sdk.build import requantization
+from paged_sdk.build.assembly import load_parts
 from paged_sdk.build.fusing import fuse
 from paged_sdk.build.kv_storage import make_storage
+from paged_sdk.config.env import read_environment
 from paged_sdk.kernels.native.library import why_not
 from paged_sdk.mistralrs import Runner, Which
 from paged_sdk.models import decoder_layer
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner import model_runner
 from paged_sdk.testing import fake_model
+from rank_threads import ranks_as_threads
 from talk import until
 
 pytestmark = [
@@ -293,6 +297,29 @@ async def test_a_device_gets_its_memory_back_in_between(
             await model.re_isq_model(IsqType.Q4K)
     again = ["load", "return", "pool"]
     assert order[: 4 + 3 * fails] == ["return", *again, *(again if fails else ())]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_one_rank_without_storage_of_keys_brings_all_back(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[int] = []
+
+    def failing_storage(loaded: Any, *args: Any) -> KvStorage:
+        if loaded.model.group.rank == 1 and not failed:
+            failed.append(1)
+            raise RuntimeError("no thread to measure keys in")
+        return make_storage(loaded, *args)
+
+    own = builder(wide).with_tensor_parallel(2)
+    with ranks_as_threads():
+        built = Model(load_parts(own.source, own.settings, read_environment({})))
+    async with built as model:
+        before = await logprobs(model)
+        monkeypatch.setattr(requantization, "make_storage", failing_storage)
+        with pytest.raises(ModelLoadError, match="rank 1 of 2 could not do its part: RuntimeError: no thread"):
+            await model.re_isq_model(IsqType.Q8_0)
+        assert await logprobs(model) == before
+        await model.re_isq_model(IsqType.Q8_0)
+        assert await logprobs(model) != before
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -5,12 +5,15 @@ adapters and requantization change no text, and what they do not go together wit
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 import torch
+from attrs import evolve
 from transformers import AutoModelForCausalLM
 
 from adapter_files import merge, write_adapter
@@ -25,6 +28,7 @@ from paged_sdk import (
     LayerTopology,
     MemoryGpuConfig,
     Model,
+    OutOfMemoryError,
     PagedAttentionMeta,
     PagedCacheType,
     SamplingParams,
@@ -32,12 +36,18 @@ from paged_sdk import (
     TextModelBuilder,
     TextSpeculativeBuilder,
     Topology,
+    UnsupportedArchitectureError,
     write_gguf,
 )
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.build.memory_plan import plan_memory
+from paged_sdk.build.stateful import fit_kept_states
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import read_environment
+from paged_sdk.kv.pool_size import DeviceMemory
 from paged_sdk.kv.states import StatefulKvManager
+from paged_sdk.models.family import read_config
 from tiny import make_checkpoint, make_other_checkpoint
 
 pytestmark = pytest.mark.anyio
@@ -73,6 +83,7 @@ CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
         "ssm_state_size": 16,
         "time_step_min": 1e-30,  # transformers' least step, of prompts alone
     },
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "num_hidden_layers": 3},
 }
 PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, [9] * 70, list(range(100, 133)))
 NUM_TOKENS: Final = 24
@@ -106,6 +117,11 @@ def lfm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_other_checkpoint("lfm2", tmp_path_factory.mktemp("lfm2"), **CONFIGS["lfm2"])
 
 
+@pytest.fixture(scope="module")
+def mamba2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_other_checkpoint("mamba2", tmp_path_factory.mktemp("mamba2"), **CONFIGS["mamba2"])
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
@@ -130,6 +146,10 @@ def continued(reference: Any, prompt: list[int]) -> list[int]:
     return tokens
 
 
+def shape_of(path: Path) -> DecoderConfig:
+    return read_config(json.loads((path / "config.json").read_text()))
+
+
 def manager_of(model: Model) -> StatefulKvManager:
     worker: Any = model._worker
     manager = worker._engine._kv
@@ -151,6 +171,10 @@ SETTINGS: Final[Mapping[str, Any]] = {
     ("checkpoint", "name"),
     [
         *(("lfm2", name) for name in SETTINGS),
+        *(
+            pytest.param("mamba2", name, marks=() if name in ("preempted", "contiguous") else pytest.mark.long)
+            for name in SETTINGS
+        ),
         *(
             pytest.param(family, name, marks=() if name == "preempted" else pytest.mark.long)
             for family in _LONG
@@ -362,6 +386,64 @@ async def test_plans_count_states(lfm2: Path, tmp_path: Path) -> None:
     assert plan.state_bytes == (3 + 16) * 3 * 2 * 64 * 4  # slots, layers, kept inputs, channels
     assert plan_memory(builder.with_prefix_cache_n(None)).state_bytes == 3 * 3 * 2 * 64 * 4
     assert plan_memory(TextModelBuilder(make_checkpoint("llama", tmp_path)).with_force_cpu()).state_bytes == 0
+
+
+async def test_kept_states_fit_the_memory(lfm2: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They take half of what running sequences leave."""
+    builder, each = builder_of(lfm2).with_max_num_seqs(3).with_prefix_cache_n(10), 3 * 2 * 64 * 4
+    config = EngineConfig(max_num_seqs=3, prefix_cache_n=10)
+    for free, kept in ((100 * each, 10), (3 * each + 8 * each, 4), (3 * each, 0)):
+        with patch("paged_sdk.build.stateful.device_memory", return_value=DeviceMemory(total=free, free=free)):
+            fitted = fit_kept_states(config, shape_of(lfm2), torch.float32, device=torch.device("cpu"))
+        assert fitted == evolve(config, prefix_cache_n=kept)
+    few = DeviceMemory(total=0, free=2 * each)
+    with (
+        patch("paged_sdk.build.stateful.device_memory", return_value=few),
+        pytest.raises(OutOfMemoryError, match=r"for 2 sequences \(with_max_num_seqs\)") as refused,
+    ):
+        await builder.build()
+    assert (refused.value.needed, refused.value.available) == (3 * each, 2 * each)
+    caplog.set_level("INFO", "paged_sdk")
+    some = DeviceMemory(total=0, free=5 * each)
+    with patch("paged_sdk.build.stateful.device_memory", return_value=some):
+        async with builder.build() as model:
+            assert len(manager_of(model)._free_kept) == 1
+    assert "States of 1 prefixes are kept, not of 10" in caplog.text
+
+
+async def test_a_model_without_attention_needs_no_memory_for_keys_and_values(mamba2: Path, tmp_path: Path) -> None:
+    builder = builder_of(mamba2).with_max_num_seqs(3).with_max_model_len(10_000)
+    plan = plan_memory(builder)
+    assert (plan.bytes_per_token, plan.kv_bytes) == (0, 0)
+    assert plan.kv_tokens == 3 * 4096  # as by default on the CPU
+    assert plan.state_bytes == (3 + 16) * 3 * (3 * (128 + 2 * 2 * 16) + 8 * 16 * 16) * 4
+    assert plan_memory(builder.with_max_num_seqs(1)).kv_tokens == 10_016  # a text of the maximum length
+    for memory, tokens in ((MemoryGpuConfig.MB(1), 3 * 4096), (MemoryGpuConfig.ContextSize(640), 640)):
+        assert plan_memory(builder.with_paged_attn(PagedAttentionMeta(gpu_memory=memory))).kv_tokens == tokens
+    for cache_type in (PagedCacheType.F8E4M3, PagedCacheType.Q4):
+        with pytest.raises(ConfigError, match="auto: mamba2 keeps no keys and values"):
+            await builder.with_paged_attn(pool(800, cache_type)).build()
+    with pytest.raises(UnsupportedArchitectureError, match="no GGUF architecture is written for it"):
+        write_gguf(mamba2, tmp_path / "model.gguf", type="F32")
+
+
+@pytest.mark.parametrize(("change", "setting"), REFUSED)
+async def test_what_is_refused_without_attention(mamba2: Path, change: Any, setting: str) -> None:
+    with pytest.raises(ConfigError, match="recurrent layers") as refused:
+        await change(builder_of(mamba2)).build()
+    assert refused.value.setting == setting
+
+
+async def test_states_alone_are_a_prefix_cache(mamba2: Path) -> None:
+    reference, tokens = reference_of(mamba2), list(range(60, 91))
+    async with builder_of(mamba2).with_paged_attn(pool(4000)).build() as model:
+        for cached in (0, 24):
+            response = await model.send_completion_request(tokens, GREEDY)
+            assert response.choices[0].text == await model.detokenize(continued(reference, tokens))
+            assert response.usage.prompt_tokens_details.cached_tokens == cached
+        await model.re_isq_model(IsqType.Q8_0)
+        again = await model.send_completion_request(tokens, GREEDY)
+        assert again.usage.prompt_tokens_details.cached_tokens == 0
 
 
 async def test_prefixes_are_not_pinned(lfm2: Path) -> None:

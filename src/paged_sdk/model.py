@@ -381,6 +381,9 @@ class Model(ModelFacts):
     async def unload_adapter(self, name: str) -> None:
         """Refuse new requests of an adapter, release its pins, wait for running requests, and free its memory.
 
+        Calls of :meth:`embed`, :meth:`score` and :meth:`rank` queue a few texts at a time: those that are not through
+        end with an :class:`InvalidRequestError`.
+
         :raises ConfigError: no loaded adapter has that name
         """
         await self._adapters.unload(name)

@@ -212,6 +212,39 @@ def test_mlps_without_a_gate(family: str, tmp_path: Path, text: Path) -> None:
         assert relative(found.means(f"blk.1.{own}.weight"), expected[f"model.layers.1.{name}"]) < 1e-4, own
 
 
+def test_experts_without_a_gate(tmp_path: Path, text: Path) -> None:
+    """They read latent vectors; what maps to these, and the shared expert, read the model's."""
+    config: dict[str, Any] = {
+        "layers_block_type": ["moe", "full_attention", "linear_attention"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 48,
+        "moe_latent_size": 32,
+    }
+    path = tiny.make_other_checkpoint("nemotron_h", tmp_path / "model", **config)
+    found = calibrate(path, text, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, experts_implementation="eager")
+    token_ids = tiny.tokenizer().encode(TEXT, add_special_tokens=False).ids
+    experts, inputs = model.model.layers[0].mixer.experts.requires_grad_(False), list[tuple[Tensor, Tensor]]()
+    experts.register_forward_pre_hook(lambda _, args: inputs.append((args[0], args[1])))
+    with torch.inference_mode(), squares_of(model) as expected:
+        model(torch.tensor([token_ids]))
+    names = {"up_shexp": "shared_experts.up_proj", "down_shexp": "shared_experts.down_proj"}
+    for own, name in (names | {"latent_down": "fc1_latent_proj", "latent_up": "fc2_latent_proj"}).items():
+        assert relative(found.means(f"blk.0.ffn_{own}.weight"), expected[f"model.layers.0.mixer.{name}"]) < 1e-4, own
+    ((hidden, ids),) = inputs
+    up, down = (found.means(f"blk.0.ffn_{own}_exps.weight").view(4, -1) for own in ("up", "down"))
+    assert "blk.0.ffn_gate_exps.weight" not in found.sums
+    for expert in sorted(set(ids.flatten().tolist())):
+        chosen = hidden[(ids == expert).any(-1)]
+        inner = torch.nn.functional.linear(chosen, experts.up_proj[expert]).relu().square()
+        assert relative(up[expert], chosen.square().mean(0)) < 1e-4
+        assert relative(down[expert], inner.square().mean(0)) < 1e-4
+
+
 _DELTA: dict[str, Any] = {
     "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],

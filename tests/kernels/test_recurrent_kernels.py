@@ -199,10 +199,10 @@ def test_strong_decay_of_the_gated_delta_rule_loses_no_digits() -> None:
     )
     decay = -20 * decay.sigmoid()
     decay[::2] *= 1e-3
-    text = [each.float() for each in (query, key, value, decay, strength.sigmoid())]
+    query, key, value, decay, strength = (each.float() for each in (query, key, value, decay, strength.sigmoid()))
     pool = torch.zeros(1, VALUE_HEADS, KEY_DIM, VALUE_DIM)
-    out = gated_delta_rule(*text, pool, rows_of([300], [0], [0]))
-    expected, states = naive_delta(*(each.double() for each in text))
+    out = gated_delta_rule(query, key, value, decay, strength, pool, rows_of([300], [0], [0]))
+    expected, states = naive_delta(*(each.double() for each in (query, key, value, decay, strength)))
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(pool[0].double(), states, rtol=0, atol=1e-6)
 

@@ -60,8 +60,15 @@ def test_any_size_of_matrix(
     """Multiples of a tile, less than one, more than one and a rest."""
     from paged_sdk.kernels.triton.fused_moe import fused_moe
 
-    sizes = {"hidden_size": hidden_size, "intermediate_size": intermediate_size}
-    inputs = random_moe(num_tokens, 4, 2, dtype=torch.float16, device=triton_device, **sizes)
+    inputs = random_moe(
+        num_tokens,
+        4,
+        2,
+        dtype=torch.float16,
+        device=triton_device,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+    )
     result, expected = fused_moe(*inputs), naive_moe(inputs)
     torch.testing.assert_close(result.double(), expected, rtol=0, atol=3e-3 * float(expected.abs().max()))
 

@@ -347,16 +347,29 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
             "ssm_state_size": 8,
             "layers_block_type": [_LINEAR, _FULL, "mlp", _LINEAR],
             "time_step_min": 1e-30,  # transformers' least step, of prompts alone
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 40,
         },
         {
             "layers_block_type": [
                 ["mamba", "attention", "mlp"],
                 [_FULL, "mlp"],
                 [_LINEAR, "moe", _FULL],
+                *([["moe", _FULL, "moe", "mlp"]] * 3),
                 ["mlp"],
                 ABSENT,
             ],
             "hybrid_override_pattern": ["M*-M", "*-", "ME*", "M|*"],
+            "n_routed_experts": [6, ABSENT],
+            "num_experts_per_tok": [1, 9],
+            "moe_intermediate_size": [20],
+            "moe_shared_expert_intermediate_size": [24, ABSENT],
+            "moe_latent_size": [16, None],
+            "mlp_bias": [True],
+            "norm_topk_prob": [False],
+            "routed_scaling_factor": [2.0],
+            **{key: _GROUPS[key] for key in ("n_group", "topk_group")},
             "mlp_hidden_act": _ACTIVATIONS,
             "mamba_hidden_act": ["gelu", "silu"],
             "mamba_num_heads": [2, 6, 3],
@@ -371,6 +384,23 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
             **{key: _MAMBA_CHOICES[key] for key in ("mamba_n_groups", "mamba_d_conv", "mamba_conv_bias")},
         },
     ),
+    "mamba2": (
+        {"num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 8},
+        {
+            "num_heads": [2, 8, 3],
+            "head_dim": [8, 32],
+            "expand": [1, 4, ABSENT],
+            "n_groups": [1, 4, 3, ABSENT],
+            "state_size": [5, ABSENT],
+            "conv_kernel": [2, 3, ABSENT],
+            "hidden_act": ["gelu", "silu"],
+            "use_conv_bias": [False],
+            "use_bias": [True],
+            "residual_in_fp32": [False, ABSENT],
+            "layer_norm_epsilon": [0.1, ABSENT],
+            "time_step_limit": _MAMBA_CHOICES["time_step_limit"],
+        },
+    ),
 }
 """By ``model_type``: what every config of the family has, and what it may have beside :data:`_COMMON`."""
 
@@ -381,10 +411,9 @@ NEEDED: Final[dict[str, dict[str, Any]]] = {
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
     "bamba": {"attn_layer_indices": [3]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
-    "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
 }
 """By ``model_type``: what configs must state, since transformers' class has no default, one without a model, or one
-that is refused: without attention, or with experts without gates.
+that is refused: without attention.
 """
 
 

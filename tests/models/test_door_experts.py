@@ -362,7 +362,7 @@ def test_topology_that_selects_no_expert_is_refused(directory: Path) -> None:
     for expression, fits in ((r"experts\.3\.down_proj", True), (r"experts\.9\.down_proj", False)):
         topology = Topology.empty().with_regex(expression, LayerTopology(isq=IsqType.Q8_0))
         if fits:
-            assert len(answers(builder.with_topology(topology))) == 3
+            BlockingModel(builder.with_topology(topology).build()).close()
             continue
         with pytest.raises(ConfigError, match="name of a tensor"):
             BlockingModel(builder.with_topology(topology).build())

@@ -14,7 +14,7 @@ import torch
 from attrs import evolve
 from odd_configs import ABSENT, reference_of
 from reference_decoding import CPU, logits, paged, random_prompt
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from shared_configs import GROUPED, MULTIPLIERS
 from transformers import AutoModelForCausalLM
 
@@ -28,6 +28,7 @@ from paged_sdk.models.loading import load_model
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.weights import write_gguf
 from paged_sdk.weights.gguf.source import GgufSource
+from tiny_vision import VISION_FAMILIES, make_vision_checkpoint
 
 _COMMON: Final[dict[str, Any]] = {
     "vocab_size": tiny.VOCAB_SIZE,
@@ -112,7 +113,7 @@ _MAMBA_KEYS: Final = {
     "ssm.time_step_rank": 4,
     "ssm.inner_size": 128,
 }
-_NEMOTRON: Final = {
+_NEMOTRON: Final[dict[str, Any]] = {
     "model_type": "nemotron_h",
     "mamba_num_heads": 4,
     "mamba_head_dim": 32,
@@ -120,7 +121,7 @@ _NEMOTRON: Final = {
     "ssm_state_size": 32,
     "time_step_min": 1e-30,  # transformers' least step, of prompts alone
 }
-_UNGATED: Final = {
+_UNGATED: Final[dict[str, Any]] = {
     "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
     "intermediate_size": 32,
     "n_routed_experts": 4,
@@ -129,7 +130,7 @@ _UNGATED: Final = {
     "moe_shared_expert_intermediate_size": 48,
     "routed_scaling_factor": 2.5,
 }
-_UNGATED_KEYS: Final = {
+_UNGATED_KEYS: Final[dict[str, Any]] = {
     "attention.head_count_kv": [0, 0, 2, 0, 0],
     "feed_forward_length": [0, 32, 0, 0, 32],
     **_EXPERT_KEYS,
@@ -178,13 +179,54 @@ _OLDER_LATENT_KEYS: Final = {key: value for key, value in _LATENT_KEYS.items() i
     "attention.head_count_kv": 4,
     "attention.value_length": 24,
 }
+_YARN: Final = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.5,
+    "llama_4_scaling_beta": 0.4,
+}
 _KINDS: Final = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
 # By GGUF's architecture: the config that makes the model, and the keys that only this architecture has.
-FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] | list[bool] | None]]]] = {
+FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | str | list[int] | list[bool] | None]]]] = {
     "gemma": ({"model_type": "gemma", **_TIED}, {}),
     "granite": (
         {"model_type": "granite", **_GRANITE},
         _GRANITE_KEYS,
+    ),
+    "granitemoe": (
+        {"model_type": "granitemoe", **_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2},
+        {**_GRANITE_KEYS, "expert_count": 4, "expert_used_count": 2},
+    ),
+    "granitemoe with a shared expert": (
+        {
+            "model_type": "granitemoeshared",
+            **_GRANITE,
+            **_TIED,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 48,
+        },
+        {**_GRANITE_KEYS, **_SHARED_KEYS, "expert_count": 4, "expert_used_count": 2},
+    ),
+    "mistral3": (
+        {
+            "model_type": "ministral3",
+            "rope_parameters": _YARN,
+        },
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 16.0,
+            "rope.scaling.original_context_length": 16,
+            "rope.scaling.yarn_beta_fast": 16.0,
+            "rope.scaling.yarn_beta_slow": 2.0,
+            "rope.scaling.yarn_log_multiplier": 0.5,
+            "attention.temperature_scale": 0.4,
+        },
     ),
     "seed_oss": ({"model_type": "seed_oss"}, {}),
     "smollm3": ({"model_type": "smollm3"}, {}),
@@ -230,6 +272,20 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | list[int] |
             "leading_dense_block_count": 1,
             "interleave_moe_layer_step": 1,
         },
+    ),
+    "exaone-moe": (
+        {
+            "model_type": "exaone_moe",
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "sliding_window": 16,
+        },
+        {**_GROUPED_KEYS, "attention.sliding_window": 16, "attention.sliding_window_pattern": [True] * 3 + [False]},
     ),
     "minimax-m2": (
         {"model_type": "minimax_m2", "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
@@ -472,7 +528,10 @@ _GEMMA4_SCALES: Final = MappingProxyType(
     }
 )
 """Tensors for which the gguf package has no whole name."""
-_PERMUTED: Final = ("granite", "smollm3", "arcee", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+_PERMUTED: Final = (
+    *("granite", "granitemoe", "mistral3", "smollm3", "arcee"),
+    *("granitehybrid", "nemotron_h", "nemotron_h_moe"),
+)
 _OTHERS: Final = MappingProxyType({"gemma4": {"rope_freqs.weight": torch.tensor([1.0] * 4 + [1e30] * 12)}})
 _NORMS_LESS_1: Final = ("gemma", "nemotron", "qwen3next", "qwen35", "qwen35moe")
 
@@ -546,15 +605,18 @@ def mamba_tensors(name: str, tensor: torch.Tensor, groups: int) -> dict[str, tor
 def write(
     architecture: str,
     reference: Any,
-    own: Mapping[str, float | list[int] | list[bool] | None],
+    own: Mapping[str, float | str | list[int] | list[bool] | None],
     path: Path,
     others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    *,
+    joins_experts: bool = False,
 ) -> None:
     """Write a model as llama.cpp's converter does.
 
     :param architecture: GGUF's name of it, and after a space what tells it from others of that name
     :param own: keys that only this architecture has, or has with another value; None: it lacks the key
     :param others: more tensors, by GGUF name
+    :param joins_experts: whether gates and ups of experts are in one tensor, as its option ``--fuse-gate-up-exps`` says
     """
     architecture = architecture.partition(" ")[0]
     config, writer = reference.config, gguf.GGUFWriter(path, architecture)
@@ -582,8 +644,8 @@ def write(
         if isinstance(value, list):
             writer.add_array(f"{architecture}.{key}", value)
             continue
-        if isinstance(value, bool):
-            writer.add_bool(f"{architecture}.{key}", value)
+        if isinstance(value, str):
+            writer.add_string(f"{architecture}.{key}", value)
             continue
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{architecture}.{key}", value)
@@ -599,6 +661,9 @@ def write(
             continue
         block, _, projection = name.partition(".experts.")
         parts = {name: tensor}
+        if projection == "gate_up_proj" and joins_experts:
+            writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_gate_up_exps.weight", tensor.contiguous().numpy())
+            continue
         if projection == "gate_up_proj":
             gate, up = tensor.chunk(2, dim=1)
             parts = {f"{block}.experts.gate_proj.weight": gate, f"{block}.experts.up_proj.weight": up}
@@ -702,6 +767,46 @@ def test_logits_are_those_of_the_model(architecture: str, tmp_path: Path) -> Non
     assert (scores - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
+@pytest.mark.parametrize("architecture", ["lfm2moe", "glm4moe", "granitemoe"])
+def test_gates_and_ups_of_experts_may_be_in_one_tensor(architecture: str, tmp_path: Path) -> None:
+    config, own = FAMILIES[architecture]
+    reference, path, found = built(config, tmp_path), tmp_path / "model.gguf", []
+    for joins_experts in (False, True):
+        write(architecture, reference, own, path, joins_experts=joins_experts)
+        source = GgufSource(path)
+        found.append({name: source.tensor(name, torch.float32, CPU) for name in source.names()})
+        source.close()
+    assert found[0].keys() == found[1].keys()
+    for name, tensor in found[0].items():
+        assert torch.equal(tensor, found[1][name])
+
+
+def test_transposed_experts_are_written_like_others(tmp_path: Path) -> None:
+    """Qwen3-VL's released checkpoints have them transposed; transformers writes them as they are."""
+    text = VISION_FAMILIES["qwen3_vl_moe"].config["text_config"] | {"mlp_only_layers": [], "num_hidden_layers": 1}
+    make_vision_checkpoint("qwen3_vl_moe", tmp_path / "model", text_config=text)
+    weights, found = tmp_path / "model" / "model.safetensors", []
+    for name in ("plain.gguf", "transposed.gguf"):
+        source = GgufSource(write_gguf(tmp_path / "model", tmp_path / name, type="F32"))
+        found.append({name: source.tensor(name, torch.float32, CPU) for name in source.names()})
+        source.close()
+        stored = load_file(weights).items()
+        save_file({name: each.mT.contiguous() if ".experts." in name else each for name, each in stored}, weights)
+    assert found[0].keys() == found[1].keys()
+    for name, tensor in found[0].items():
+        assert torch.equal(tensor, found[1][name])
+
+
+def test_joined_experts_must_have_halves(tmp_path: Path) -> None:
+    config, own = FAMILIES["lfm2moe"]
+    path = tmp_path / "model.gguf"
+    for shape in [(4, 63, 64), (64, 64), (5000, 2, 4)]:
+        others = {"blk.2.ffn_gate_up_exps.weight": torch.zeros(shape)}
+        write("lfm2moe", built(config | {"num_dense_layers": 4}, tmp_path), own, path, others)
+        with pytest.raises(CheckpointError, match=r"ffn_gate_up_exps\.weight.* cannot be 2 parts"):
+            GgufSource(path)
+
+
 @pytest.mark.parametrize(
     ("architecture", "own", "told"),
     [
@@ -796,6 +901,9 @@ def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) 
         FAMILIES["qwen35"][0] | {"attention_bias": True},
         FAMILIES["qwen35"][0] | {"layer_types": ["full_attention"] * 4},
         FAMILIES["granitehybrid"][0] | {"layer_types": ["full_attention"] * 4},
+        FAMILIES["granitehybrid with experts"][0] | {"layer_types": ["full_attention"] * 4},
+        FAMILIES["exaone-moe"][0] | {"layer_types": ["full_attention"] * 4},
+        FAMILIES["mistral3"][0] | {"rope_parameters": {**_YARN, "mscale": 0.5}},
         FAMILIES["granitehybrid"][0] | {"mamba_proj_bias": True},
         FAMILIES["falcon-h1"][0] | {"mamba_rms_norm": True},
         FAMILIES["falcon-h1"][0] | {"attention_bias": True},
@@ -827,6 +935,9 @@ def test_what_llama_cpp_does_not_compute_is_not_written(config: dict[str, Any], 
             "qwen35 with layers in no order",
             "qwen35moe",
             "granitehybrid",
+            "granitehybrid with experts",
+            "granitemoe with a shared expert",
+            "mistral3",
             "falcon-h1 with norms",
         ),
         *(pytest.param(name, marks=pytest.mark.long) for name in ("lfm2moe", "qwen3next")),
@@ -862,13 +973,20 @@ def test_multipliers_of_falcon_h1_are_in_the_weights(tmp_path: Path) -> None:
     assert (scores - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
-def test_experts_of_granite_are_not_put_together(tmp_path: Path) -> None:
-    built(FAMILIES["granitehybrid with experts"][0], tmp_path).save_pretrained(tmp_path / "model")
+def test_granite_4_without_mamba_layers_is_granite(tmp_path: Path) -> None:
+    whole = {"layer_types": ["full_attention"] * 4, "position_embedding_type": "rope"}
+    reference = built(FAMILIES["granitehybrid"][0] | whole, tmp_path)
+    reference.save_pretrained(tmp_path / "model")
     tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
-    path = write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32")
-    with pytest.raises(UnsupportedArchitectureError, match="all experts of a layer in one tensor"):
-        write_safetensors(path, tmp_path / "back", type="F32")
-    assert not (tmp_path / "back").exists()
+    source = GgufSource(write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32"))
+    assert source.config["model_type"] == source.metadata["general.architecture"] == "granite"
+    model = load_model(source.config, source, dtype=torch.float32, placement=CPU)
+    prompt = random_prompt(40)
+    (scores,) = logits(model, paged(16)(model), [(prompt, 0, [0, 1, 2])])
+    source.close()
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0]
+    assert (scores - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 @needs_library

@@ -29,12 +29,13 @@ def expected(family: str, length: int) -> list[int]:
     return reference_greedy(models(family)[0], random_prompt(length), NUM_TOKENS)
 
 
+@pytest.mark.thinned("family", "length", "block_size")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("length", PROMPT_LENGTHS)
-def test_paged_at_once(family: str, length: int) -> None:
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_paged_at_once(family: str, length: int, block_size: int) -> None:
     model = models(family)[1]
-    for block_size in (8, 16, 32):
-        assert greedy(model, paged(block_size), random_prompt(length), NUM_TOKENS) == expected(family, length)
+    assert greedy(model, paged(block_size), random_prompt(length), NUM_TOKENS) == expected(family, length)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

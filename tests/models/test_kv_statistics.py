@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,14 +13,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from native_weights import needs_library, workspace
+from paged_sdk import ModelLoadError, PagedAttentionMeta, PagedCacheType, TextModelBuilder
 from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
+from paged_sdk.build.assembly import load_parts
 from paged_sdk.build.kv_statistics import KvStatistics, measure_kv
-from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.config.env import read_environment
 from paged_sdk.models.decoder import DecoderModel
 from test_recurrent_models import CONFIGS as RECURRENT
-from tiny import build_model, make_other_checkpoint
+from tiny import build_model, make_checkpoint, make_other_checkpoint
 
 LENGTH: Final = 300
 NUM_TOKENS: Final = 128
@@ -153,3 +156,21 @@ def test_a_bias_that_drowns_the_keys_is_no_loss(*, native: bool) -> None:
 
     assert error(found.offsets_in_bases, found.bases) < 0.6
     assert error(()) > 1.2
+
+
+def test_who_gives_up_loading_does_not_wait_for_the_measuring(tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path)
+    builder = TextModelBuilder(path).with_force_cpu().with_num_threads(1)
+    builder = builder.with_paged_attn(PagedAttentionMeta(cache_type=PagedCacheType.F8E4M3))
+    num_asked = 0
+
+    def check_cancelled() -> None:
+        nonlocal num_asked
+        if threading.current_thread().name.startswith("paged-sdk trial"):
+            num_asked += 1
+            if num_asked == 2:
+                raise ModelLoadError("given up")
+
+    with pytest.raises(ModelLoadError, match="given up"):
+        load_parts(builder.source, builder.settings, read_environment({}), check_cancelled=check_cancelled)
+    assert num_asked == 2

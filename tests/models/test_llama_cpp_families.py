@@ -20,7 +20,19 @@ pytestmark = pytest.mark.anyio
 
 #: What llama.cpp can hold of tiny models: it has norms of command-r's queries in models of 64 layers, and the keys of
 #: olmoe and dots1 are as many as their queries.
+_LLAMA3: Final = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 _OWN: Final[dict[str, dict[str, Any]]] = {
+    "exaone4": {"rope_scaling": _LLAMA3},
+    "exaone-moe": {
+        "rope_scaling": _LLAMA3,
+        "layer_types": [*["sliding_attention", "full_attention"] * 2],
+    },
     "command-r": {"use_qk_norm": False},
     "olmoe": {"num_key_value_heads": 4},
     "dots1": {"num_key_value_heads": 4},
@@ -54,7 +66,9 @@ _QWEN2_MOE: Final = {
 _LONG: Final = ("qwen35 with layers in no order", "qwen35moe", "dots1 without norms")
 _GELU: Final = ("gemma", "gemma4", "starcoder2", "phi2", "falcon", "bloom", "mpt")
 CONFIGS: Final = {name: config | _OWN.get(name, {}) for name, (config, _) in FAMILIES.items()} | {
-    "qwen2moe": _QWEN2_MOE
+    "qwen2moe": _QWEN2_MOE,
+    "granite of Granite 4": FAMILIES["granitehybrid"][0]
+    | {"layer_types": ["full_attention"] * 4, "position_embedding_type": "rope"},
 }
 
 

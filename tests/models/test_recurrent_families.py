@@ -24,6 +24,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedd
 from native_weights import needs_library, workspace
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.contiguous import ContiguousBackend
+from paged_sdk.attention.no_attention import NoAttention
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.recurrent import StatefulBackend
@@ -141,6 +142,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "use_bias": True,
         "mlp_bias": True,
     },
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "use_bias": True},
     "nemotron_h with experts": _UNGATED,
     "nemotron_h with experts of latent vectors": _UNGATED
     | {"moe_latent_size": 32, "mlp_bias": True, "n_group": 2, "norm_topk_prob": False},
@@ -180,7 +182,9 @@ def backend_of(
     """Make memory for four texts: contiguous KV, or a pool. With a workspace, recurrent layers run natively."""
     attending = model.config.of_layers(model.config.attention_layers)
     inner: AttentionBackend = ContiguousBackend(attending, dtype=model.dtype, device=CPU)
-    if cache_type is not None:
+    if not model.config.attention_layers:
+        inner = NoAttention()
+    elif cache_type is not None:
         inner = PagedBackend(
             attending, PoolSettings(block_size=16, dtype=model.dtype, device=CPU, cache_type=cache_type), 64
         )
@@ -319,8 +323,9 @@ def test_quantized_weights_and_keys(family: str) -> None:
     quantized = ours(reference, policy=WeightPolicy(isq=IsqType.Q8_0))
     (own,) = step(quantized, backend_of(quantized), [(PROMPT, 0, 0)])
     assert 0 < _error(own, expected) < 0.15
-    (own,) = step(model, backend_of(model, PagedCacheType.F8E4M3), [(PROMPT, 0, 0)])
-    assert 0 < _error(own, expected) < 0.15
+    if model.config.attention_layers:
+        (own,) = step(model, backend_of(model, PagedCacheType.F8E4M3), [(PROMPT, 0, 0)])
+        assert 0 < _error(own, expected) < 0.15
 
 
 @pytest.mark.parametrize("family", ["granitemoehybrid", "falcon_h1", "nemotron_h"])
@@ -374,6 +379,10 @@ def test_kv_is_kept_of_layers_with_attention_alone() -> None:
         ("bamba", {"hidden_act": "relu"}, CheckpointError, "expected silu"),
         ("falcon_h1", {"hidden_act": "relu"}, CheckpointError, "expected silu"),
         ("falcon_h1", {"ssm_multipliers": [1.0, 2.0]}, CheckpointError, "expected 5 numbers"),
+        ("mamba2", {"num_heads": 4}, CheckpointError, "expected 8: expand times hidden_size is 128, of 16 each"),
+        ("mamba2", {"n_groups": 3}, CheckpointError, "a divisor of num_heads = 8"),
+        ("mamba2", {"hidden_act": "gelu"}, CheckpointError, "expected silu"),
+        ("mamba2", {"time_step_limit": [0.01, 0.1]}, CheckpointError, "expected 0 and Infinity"),
         ("nemotron_h with experts", {"mlp_hidden_act": "relu"}, CheckpointError, "silu or .* in layers with experts"),
         ("nemotron_h with experts", {"num_experts_per_tok": 5}, CheckpointError, "at most the number of experts, 4"),
         ("nemotron_h with experts", {"n_group": 3}, CheckpointError, "groups of 4 experts"),

@@ -63,6 +63,46 @@ _NEMOTRON: Final[dict[str, Any]] = {
     "time_step_rank": 256,
     "vocab_size": 131_072,
 }
+_NEMOTRON_3: Final = _NEMOTRON | {
+    "intermediate_size": 1856,
+    "max_position_embeddings": 262_144,
+    "mamba_head_dim": 64,
+    "mamba_proj_bias": False,
+    "mamba_ssm_cache_dtype": "float32",
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "n_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_eps": 1e-5,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 6,
+    "partial_rotary_factor": 1.0,
+    "rope_theta": 10_000,
+    "routed_scaling_factor": 2.5,
+    "ssm_state_size": 128,
+    "time_step_floor": 1e-4,
+    "time_step_max": 0.1,
+    "time_step_min": 0.001,
+    "topk_group": 1,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+}
+_MAMBA2: Final[dict[str, Any]] = {
+    "model_type": "mamba2",
+    "architectures": ["Mamba2ForCausalLM"],
+    "chunk_size": 256,
+    "conv_kernel": 4,
+    "expand": 2,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "layer_norm_epsilon": 1e-5,
+    "norm_before_gate": True,
+    "rms_norm": True,
+    "state_size": 128,
+    "time_step_limit": [0.0, math.inf],
+    "use_bias": False,
+    "use_conv_bias": True,
+}
 _PATTERN: Final = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 _PATTERN_OF_56: Final = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
 
@@ -136,6 +176,36 @@ RELEASED: Final[dict[str, tuple[dict[str, Any], int, tuple[int, ...], int]]] = {
         4,
         (10_240, 10_240, 1024, 1024, 128),
         137,
+    ),
+    "Nemotron 3 Nano 30B-A3B": (
+        _NEMOTRON_3 | _sizes(2688, 1856, 32, 2, head_dim=128, mamba_num_heads=64, num_hidden_layers=52),
+        6,
+        (4096, 4096, 1024, 1024, 64),
+        47,
+    ),
+    "Nemotron 3 Super 120B-A12B": (
+        _NEMOTRON_3
+        | _sizes(4096, 2688, 32, 2, head_dim=128, mamba_num_heads=128, num_hidden_layers=8)
+        | {"n_routed_experts": 512, "num_experts_per_tok": 22, "moe_intermediate_size": 2688, "moe_latent_size": 1024}
+        | {"moe_shared_expert_intermediate_size": 5376, "routed_scaling_factor": 5.0, "num_nextn_predict_layers": 1}
+        | {"hybrid_override_pattern": "MEMEMEM*", "mtp_hybrid_override_pattern": "*E"},  # the first of 88
+        1,
+        (8192, 8192, 1024, 1024, 128),
+        16,
+    ),
+    "Codestral Mamba 7B": (
+        _MAMBA2 | {"hidden_size": 4096, "n_groups": 8, "num_heads": 128, "num_hidden_layers": 64, "vocab_size": 32_768},
+        0,
+        (8192, 8192, 1024, 1024, 128),
+        260,
+    ),
+    "mamba2-130m": (
+        _MAMBA2
+        | {"hidden_size": 768, "n_groups": 1, "num_heads": 24, "num_hidden_layers": 24, "vocab_size": 50_288}
+        | {"tie_word_embeddings": True},
+        0,
+        (1536, 1536, 128, 128, 24),
+        18,
     ),
     "Bamba-9B": (
         _sizes(4096, 14_336, 32, 8, model_type="bamba", num_hidden_layers=32, vocab_size=128_256)

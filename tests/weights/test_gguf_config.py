@@ -324,6 +324,19 @@ class TestRefused:
         with pytest.raises(UnsupportedArchitectureError, match=r"qwen2 model with a tensor 'rope_freqs\.weight'"):
             config_of(tmp_path, architecture="qwen2", tensors={"rope_freqs.weight": np.ones(4, np.float32)})
 
+    def test_layers_that_the_file_does_not_count(self, tmp_path: Path) -> None:
+        """Nor layers that predict further tokens, without the key that counts these."""
+        tensors = {"blk.1.attn_norm.weight": np.ones(32, np.float32)}
+        with pytest.raises(CheckpointError, match=r"'blk\.1\.attn_norm\.weight', and 1 layers by its metadata"):
+            config_of(tmp_path, tensors=tensors)
+
+    def test_granite_without_positions(self, tmp_path: Path) -> None:
+        for architecture in ("granite", "granitemoe"):
+            values: dict[str, Any] = {"rope__scaling__finetuned": True, "attention__layer_norm_rms_epsilon": 1e-5}
+            assert config_of(tmp_path, architecture=architecture, **values)["model_type"] == architecture
+            with pytest.raises(UnsupportedArchitectureError, match="model with no positions"):
+                config_of(tmp_path, architecture=architecture, **values | {"rope__scaling__finetuned": False})
+
     def test_experts_where_there_are_none(self, tmp_path: Path) -> None:
         with pytest.raises(UnsupportedArchitectureError, match="qwen2 model with experts"):
             config_of(tmp_path, architecture="qwen2", expert_count=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from pathlib import Path
@@ -133,6 +134,15 @@ class TestSplit:
             CheckpointError, match=r"one part of 2: put model-00002-of-00002\.gguf into the same directory"
         ):
             open_gguf(first)
+
+    def test_no_part_stays_open_after_an_error(self, tmp_path: Path) -> None:
+        first, second = split_in_two(tmp_path)
+        second.write_bytes(second.read_bytes()[:100])
+        for path in (first, second):
+            with pytest.raises(CheckpointError) as caught:
+                open_gguf(path)
+            assert caught.value.path == second
+            assert not {*map(os.path.realpath, Path("/proc/self/fd").iterdir())} & {str(first), str(second)}
 
     def test_renamed_part_is_refused(self, tmp_path: Path) -> None:
         renamed = split_in_two(tmp_path)[0].rename(tmp_path / "model.gguf")

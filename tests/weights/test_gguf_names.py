@@ -27,13 +27,19 @@ def test_names_are_the_converters(name: str) -> None:
             assert architecture.gguf_name(found) == f"blk.2.{stem}.{kind}"
             # The converter stacks experts and norms of heads, whose names then have no number.
             original = found.replace(f".norms.{EACH}.", ".").replace(f".{EACH}.", ".")
-            # Granite's MLP is that of a shared expert, if there are experts beside it.
-            original = original.replace("shared_mlp.output_linear", "mlp.down_proj")
+            # Granite 4's MLP is that of a shared expert, if there are experts beside it.
+            if name == "granitehybrid":
+                original = original.replace("shared_mlp.output_linear", "mlp.down_proj")
             # Bloom's released checkpoints have no prefix, nor do the converter's names of lfm2moe's experts.
             if name == "bloom" or (name == "lfm2moe" and ".experts." in original):
                 original = original.removeprefix(architecture.body)
-            # The converter writes gates of Gemma 4's experts in one tensor with ups, as its checkpoints have them.
-            is_split = name == "gemma4" and stem in ("ffn_gate_exps", "ffn_up_exps")
+            if name == "nemotron_h_moe" and ".experts." in original:  # which the converter renames
+                original = original.replace("mixer", "mlp").replace("backbone.", "model.")
+            if name == "granitemoe":
+                original = original.replace("block_sparse_moe.experts.down_proj", "block_sparse_moe.output_linear")
+            # The converter writes gates of Gemma 4's experts in one tensor with ups, as its checkpoints have them;
+            # those of Granite it divides in its own code.
+            is_split = name in ("gemma4", "granitemoe") and stem in ("ffn_gate_exps", "ffn_up_exps")
             theirs = names.get_name(original, try_suffixes=(".weight", ".bias"))
             assert theirs == (None if is_split else f"blk.2.{stem}.{kind}")
     for own, bare in architecture.bare_names.items():

@@ -41,7 +41,7 @@ from paged_sdk.build.ranks.ranks import (
 )
 from paged_sdk.build.requantization import WeightRequantizer
 from paged_sdk.build.sizing import resolve_engine_config
-from paged_sdk.build.stateful import with_states
+from paged_sdk.build.stateful import fit_kept_states, with_states
 from paged_sdk.build.step_memory import activations_of
 from paged_sdk.build.vision import LoadedVision
 from paged_sdk.build.weight_form import check_isq
@@ -185,6 +185,7 @@ def _load(
         has_states=bool(model.config.recurrent_layers),
         is_divided=group is not None,
     )
+    config = fit_kept_states(config, model.config, loaded.dtype, device=placement.embedding)
     open_files = partial(
         open_block_files,
         config=config,
@@ -193,7 +194,7 @@ def _load(
     )
     if followers is not None:
         followers.join(loading.check_cancelled)
-    storage = make_storage(loaded, config, loading.workspace)  # may run the model
+    storage = make_storage(loaded, config, loading.workspace, loading.check_cancelled)  # may run the model
     loading.check_cancelled()
     processors = default_processors(
         model.config.vocab_size,

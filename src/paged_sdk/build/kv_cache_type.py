@@ -22,14 +22,19 @@ def check_cache_type(
     *,
     has_decoder: bool,
 ) -> None:
-    """Check that a model can have 4-bit keys and values, if they are asked for.
+    """Check that a model can have keys and values of 8 or 4 bits, if they are asked for.
 
     :param settings: those of the pool: a draft model's are its target's
     :param has_decoder: whether the model's family has a decoder here, or transformers runs it
     :raises ConfigError: it cannot
     """
     meta = pool_asked(settings, environment)
-    if paging_asked(settings, environment) is False or meta is None or meta.cache_type is not PagedCacheType.Q4:
+    if paging_asked(settings, environment) is False or meta is None or meta.cache_type is PagedCacheType.AUTO:
+        return
+    setting = "cache_type" if settings.paged_meta else CACHE_TYPE
+    if not shape.attention_layers:
+        raise ConfigError.of(setting, meta.cache_type.value, f"auto: {shape.model_type} keeps no keys and values")
+    if meta.cache_type is not PagedCacheType.Q4:
         return
     other = next((each for each in placement.devices if each.type != "cpu"), None)
     allowed = None
@@ -49,4 +54,4 @@ def check_cache_type(
         sizes = " and ".join(odd)
         allowed = f"auto or f8e4m3 for {shape.model_type}, whose heads of {sizes} are no multiple of {GROUP}"
     if allowed is not None:
-        raise ConfigError.of("cache_type" if settings.paged_meta else CACHE_TYPE, meta.cache_type.value, allowed)
+        raise ConfigError.of(setting, meta.cache_type.value, allowed)

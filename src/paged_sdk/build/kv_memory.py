@@ -23,6 +23,7 @@ from paged_sdk.kv.pool_size import (
     auto_cpu_blocks,
     blocks_for,
     fp8_scale_bytes,
+    free_blocks,
     q4_scale_bytes,
 )
 from paged_sdk.kv.states import StatefulKvManager
@@ -102,6 +103,11 @@ def size_pool(
     layout = block_layout(config, models, dtype)
     memory = device_memory(device)
     memory = evolve(memory, free=max(0, memory.free - activations))
+    if layout.block_bytes == 0 and not isinstance(config.gpu_memory, ContextSize):
+        blocks = free_blocks(
+            block_size=config.block_size, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len
+        )
+        return evolve(config, num_blocks=blocks)
     pool = config.gpu_memory or (DEFAULT_CUDA_MEMORY if device.type == "cuda" else None)
     num_blocks = (
         auto_cpu_blocks(layout, memory, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
@@ -51,7 +51,13 @@ class KvStatistics:
         return tuple(basis.keys(each) for basis, each in zip(self.bases, self.key_offsets, strict=True))
 
 
-def measure_kv(model: DecoderModel, max_model_len: int, *, num_threads: int | None) -> KvStatistics:
+def measure_kv(
+    model: DecoderModel,
+    max_model_len: int,
+    *,
+    num_threads: int | None,
+    check_cancelled: Callable[[], None] = lambda: None,
+) -> KvStatistics:
     """Compute a prompt of random tokens, always the same: what it shows depends on the weights alone.
 
     The first token is left out: many models attend to it for want of another, and its keys are unlike others. Where
@@ -60,20 +66,22 @@ def measure_kv(model: DecoderModel, max_model_len: int, *, num_threads: int | No
     :param model: on the CPU; its layers run one by one
     :param max_model_len: the largest number of positions of a sequence
     :param num_threads: number of CPU threads of a torch operation; None: torch's default
+    :param check_cancelled: called in each layer; an exception that it raises stops the work
     """
     on_start = partial(prepare_thread, model.device, num_threads)
     with ThreadPoolExecutor(1, thread_name_prefix="paged-sdk trial", initializer=on_start) as alone:
         with thread_must_start("to measure keys in"):
-            measured = alone.submit(_measure, model, max_model_len)
+            measured = alone.submit(_measure, model, max_model_len, check_cancelled)
         return measured.result()
 
 
 @torch.no_grad()
-def _measure(model: DecoderModel, max_model_len: int) -> KvStatistics:
+def _measure(model: DecoderModel, max_model_len: int, check_cancelled: Callable[[], None]) -> KvStatistics:
     shape, generator = model.config, torch.Generator().manual_seed(0)
     tokens = torch.randint(shape.vocab_size, (min(_MAX_TOKENS, max_model_len),), generator=generator)
     attending = shape.of_layers(shape.attention_layers)
     watched = _WatchedBackend(attending, dtype=model.dtype, device=model.device)
+    watched.on_layer = check_cancelled
     backend = StatefulBackend(watched, shape, num_slots=1, dtype=model.dtype, device=model.device)
     step = backend.prepare([StepRow(0, 0, tokens.tolist(), [0], len(tokens))])
     model.forward(tokens, torch.arange(len(tokens)), StepContext(attention=step))
@@ -127,27 +135,33 @@ class _WatchedBackend(ContiguousBackend):
     """Notes what attention is given.
 
     :ivar seen: by layer that keeps keys, in the last step
+    :ivar on_layer: called before each of these layers
     """
 
     seen: Sequence[_Seen] = ()
+    on_layer: Callable[[], None] = staticmethod(lambda: None)
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         seen: list[_Seen] = []
         self.seen = seen
         kept = {layer: place for place, layer in enumerate(self._config.kv_layers)}
         places = [kept[self._config.kv_layer(layer)] for layer in range(self._config.num_layers)]
-        return _WatchedStep(super().prepare(rows), places, seen)
+        return _WatchedStep(super().prepare(rows), places, seen, self.on_layer)
 
 
 class _WatchedStep(AttentionStep):
-    def __init__(self, step: AttentionStep, places: Sequence[int], seen: list[_Seen]) -> None:
+    def __init__(
+        self, step: AttentionStep, places: Sequence[int], seen: list[_Seen], on_layer: Callable[[], None]
+    ) -> None:
         self._step = step
+        self._on_layer = on_layer
         self._places = places
         self._seen = seen
         self._mean_key = torch.empty(0)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         assert self._places[layer] == len(self._seen), "layers come in order"
+        self._on_layer()
         self._seen.append(_Seen(self._mean_key, torch.zeros(key.shape[1:]), key.clone()))
         self._step.write(layer, key, value)
 

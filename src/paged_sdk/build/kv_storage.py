@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from paged_sdk.attention.backend import AttentionSetup, KvStorage
 from paged_sdk.attention.choice import CANDIDATES, choose_storage
 from paged_sdk.attention.divided import divided_storage
+from paged_sdk.attention.no_attention import NoAttention
 from paged_sdk.attention.recurrent import stateful_storage
 from paged_sdk.build.kv_statistics import measure_kv
 from paged_sdk.build.loaded_model import LoadedModel
@@ -31,12 +32,21 @@ __all__ = ["make_storage"]
 _log = get_logger(__name__)
 
 
-def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace | None) -> KvStorage:
+def make_storage(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    workspace: Workspace | None,
+    check_cancelled: Callable[[], None] = lambda: None,
+) -> KvStorage:
     """Choose the KV storage of a model; each layer's KV is on the layer's device. Of a divided model, all ranks must
     call this at the same time.
+
+    :param check_cancelled: called from time to time while the model runs; an exception that it raises stops the work
     """
     placement, shape = loaded.placement, loaded.model.config
-    key_offsets, bases = _of_keys(loaded, config, workspace)
+    if not shape.attention_layers:
+        return _states(KvStorage(make=lambda _: NoAttention()), loaded, config, workspace)
+    key_offsets, bases = _of_keys(loaded, config, workspace, check_cancelled)
     setup = AttentionSetup(
         model=shape.of_layers(shape.attention_layers),
         engine=config,
@@ -49,15 +59,8 @@ def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace
         bases=bases,
     )
     candidates = (*loaded.backends, *CANDIDATES)
-    if shape.recurrent_layers:  # on one device: see check_stateful
-        return stateful_storage(
-            choose_storage(setup, candidates),
-            shape,
-            num_slots=config.num_state_slots,
-            dtype=setup.dtype,
-            device=setup.device,
-            workspace=workspace,
-        )
+    if shape.recurrent_layers:
+        return _states(choose_storage(setup, candidates), loaded, config, workspace)
     if placement.is_one_device:
         return choose_storage(setup, candidates)
     storages: dict[torch.device, KvStorage] = {}
@@ -68,8 +71,20 @@ def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace
     return divided_storage(placement, storages)
 
 
+def _states(attending: KvStorage, loaded: LoadedModel, config: EngineConfig, workspace: Workspace | None) -> KvStorage:
+    """Put the states of recurrent layers beside the KV of the others; all are on one device: see check_stateful."""
+    return stateful_storage(
+        attending,
+        loaded.model.config,
+        num_slots=config.num_state_slots,
+        dtype=loaded.dtype,
+        device=loaded.placement.embedding,
+        workspace=workspace,
+    )
+
+
 def _of_keys(
-    loaded: LoadedModel, config: EngineConfig, workspace: Workspace | None
+    loaded: LoadedModel, config: EngineConfig, workspace: Workspace | None, check_cancelled: Callable[[], None]
 ) -> tuple[Sequence[Tensor], Sequence[KvBasis]]:
     """Return the offsets and bases of the keys of each layer with attention; empty where there are none.
 
@@ -93,7 +108,7 @@ def _of_keys(
     start = time.monotonic()
     # torch's threads would compete with those of the native kernels for the CPUs.
     num_threads = loaded.settings.num_threads if workspace is None else 1
-    measured = measure_kv(model, loaded.max_model_len, num_threads=num_threads)
+    measured = measure_kv(model, loaded.max_model_len, num_threads=num_threads, check_cancelled=check_cancelled)
     _log.info("Keys measured for %s in %.2f s.", config.cache_type.value, time.monotonic() - start)
     if is_eight_bit:
         return measured.key_offsets, ()

@@ -16,7 +16,7 @@ from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype
 from paged_sdk.build.ranks.ranks import place_ranks
 from paged_sdk.build.sizing import resolve_draft, resolve_engine_config, resolve_max_model_len
-from paged_sdk.build.stateful import check_stateful, refuse_ranks, states_of, with_states
+from paged_sdk.build.stateful import check_stateful, fit_kept_states, refuse_ranks, states_of, with_states
 from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.decoder import DecoderConfig
@@ -86,6 +86,7 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
         used = tuple(torch.device(placement.device or devices[0]) for placement in placements)
         config = _with_smallest_pool(config, plan.config, used, dtype, sum(weights.values()))
     else:
+        config = fit_kept_states(config, plan.config, dtype, device=devices[0], taken=weights.get(devices[0], 0))
         taken = with_states(weights, plan.config, config, dtype, device=devices[0])
         config = size_pools(config, [(shape, placed.placement)], dtype=dtype, activations=taken)
     layout = block_layout(config, [shape], dtype)

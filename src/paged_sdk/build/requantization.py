@@ -89,7 +89,7 @@ class WeightRequantizer:
                 self._together(
                     lambda: replaced and self._reload(old, sorted(replaced), lambda part: None, check_cancelled)
                 )
-                made = evolve(self._parts(old), error=error)
+                made = evolve(self._parts(old, check_cancelled), error=error)
             else:
                 _log.info("%s: quantized to %s in %.1f s", old.path.name, isq.value, time.monotonic() - start)
         return_free_memory()
@@ -102,7 +102,7 @@ class WeightRequantizer:
         every = range(wanted.model.config.num_layers + 1)
         is_quantized = self._together(lambda: self._reload(wanted, every, on_replaced, check_cancelled))
         loaded = evolve(wanted, is_quantized=is_quantized)
-        made = self._parts(loaded)
+        made = self._parts(loaded, check_cancelled)
         self._loaded = loaded
         return made
 
@@ -124,15 +124,18 @@ class WeightRequantizer:
             raise error_of_another
         return made
 
-    def _parts(self, loaded: LoadedModel) -> Requantized:
+    def _parts(self, loaded: LoadedModel, check_cancelled: Callable[[], None]) -> Requantized:
         """Make KV storage, layers and device decoding for the weights."""
-        storage = make_storage(loaded, self._config, self._workspace)
-        return_cached_memory()  # the old weights left it in pieces, and the pool needs contiguous memory
-        backend = self._together(lambda: storage.make(self._config.num_blocks))
+        backend = self._together(partial(self._backend, loaded, check_cancelled))
         fused = fuse(loaded.model, backend, loaded.settings)
         decoding = self._make_device_decoding(fused, backend)
         files = self._open_block_files(loaded, backend.code)
         return Requantized(model=fused, backend=backend, device_decoding=decoding, block_files=files)
+
+    def _backend(self, loaded: LoadedModel, check_cancelled: Callable[[], None]) -> AttentionBackend:
+        storage = make_storage(loaded, self._config, self._workspace, check_cancelled)
+        return_cached_memory()  # the old weights left it in pieces, and the pool needs contiguous memory
+        return storage.make(self._config.num_blocks)
 
     def _reload(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from attrs import evolve
 
 from paged_sdk.attention.recurrent import state_bytes
 from paged_sdk.build.sizing import paging_asked
@@ -12,11 +13,12 @@ from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import DRAFT_MODEL, GAMMA, PREFIX_CACHE_N, Environment
-from paged_sdk.errors import ConfigError
+from paged_sdk.errors import ConfigError, OutOfMemoryError
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
+from paged_sdk.runner.device import device_memory
 
-__all__ = ["check_stateful", "refuse_draft", "refuse_ranks", "states_of", "with_states"]
+__all__ = ["check_stateful", "fit_kept_states", "refuse_draft", "refuse_ranks", "states_of", "with_states"]
 
 _log = get_logger(__name__)
 
@@ -67,6 +69,37 @@ def refuse_draft(shape: DecoderConfig, location: str) -> None:
     """
     if shape.recurrent_layers:
         raise ConfigError.of("draft", location, f"a model without recurrent layers, which {shape.model_type} has")
+
+
+def fit_kept_states(
+    config: EngineConfig, shape: DecoderConfig, dtype: torch.dtype, *, device: torch.device, taken: int = 0
+) -> EngineConfig:
+    """Return the configuration with as many states of prefixes as fit, at most those that are asked for. They may take
+    half of the memory that weights and the states of running sequences leave; the other half is left to KV and steps.
+
+    :param dtype: the model's dtype
+    :param device: the device of the recurrent layers
+    :param taken: bytes of its free memory that something else will take
+    :raises OutOfMemoryError: the states of running sequences do not fit
+    """
+    if not shape.recurrent_layers:
+        return config
+    each, free = state_bytes(shape, dtype), max(0, device_memory(device).free - taken)
+    running = config.max_num_seqs * each
+    if running > free:
+        raise OutOfMemoryError(
+            f"the states of recurrent layers of {config.max_num_seqs} sequences need {running / 2**20:.1f} MiB, but "
+            f"{free / 2**20:.1f} MiB are available, for {free // each} sequences (with_max_num_seqs)",
+            needed=running,
+            available=free,
+        )
+    kept = min(config.num_kept_states, (free - running) // 2 // each)
+    if kept == config.num_kept_states:
+        return config
+    _log.info(
+        "States of %d prefixes are kept, not of %d: each takes %.1f MiB.", kept, config.num_kept_states, each / 2**20
+    )
+    return evolve(config, prefix_cache_n=kept)
 
 
 def states_of(shape: DecoderConfig, config: EngineConfig, dtype: torch.dtype) -> int:

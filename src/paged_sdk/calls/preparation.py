@@ -266,10 +266,14 @@ class RequestPreparer:
             raise InvalidRequestError.of(field, [], "at least one token")
         if max(prompt_token_ids) >= self.vocab_size:
             raise self._unknown_token(max(prompt_token_ids), field)
-        if len(prompt_token_ids) > (self.max_prompt_tokens if reading is None else self.max_read_tokens):
-            if options.truncation and prompt.media is not None:
+        limit = self.max_prompt_tokens if reading is None else self.max_read_tokens
+        if len(prompt_token_ids) > limit:
+            if not options.truncation:
+                can_be_cut = reading is None and not is_pinned
+                raise self._too_long(len(prompt_token_ids), limit, field, can_be_cut=can_be_cut)
+            if prompt.media is not None:
                 raise InvalidRequestError.of("truncation", True, "no images: a prompt with images is not cut")
-            prompt_token_ids = self._truncate(prompt_token_ids, options, sampling, field)
+            prompt_token_ids = self._truncated(prompt_token_ids, sampling)
         room = self.config.max_model_len - len(prompt_token_ids)
         most = room if sampling.max_len is None else sampling.max_len + (0 if healing is None else healing.num_tokens)
         adapter_start = 0 if adapter is None else adapter.first_token(prompt_token_ids)
@@ -328,22 +332,29 @@ class RequestPreparer:
             allowed=f"token ids from 0 to {self.vocab_size - 1}",
         )
 
-    def _truncate(
-        self, prompt_token_ids: Sequence[int], options: RequestOptions, sampling: SamplingParams, field: str
-    ) -> Sequence[int]:
-        if not options.truncation:
-            what = "the prompt" if field in ("messages", "prompt") else field
-            setting = "with_truncation()" if field == "messages" else "truncation=True"
-            limit, advice = f"the context is {self.config.max_model_len}", f"shorten it, or use {setting}"
-            if self.max_sequence_tokens < self.config.max_model_len:
-                limit = f"the KV pool is {self.config.num_blocks} blocks of {self.config.block_size}"
-                advice = f"shorten it, use {setting}, or give the KV pool more memory"
-            raise ContextLengthError(
-                f"{what} has {len(prompt_token_ids)} tokens, {self.max_prompt_tokens} fit ({limit}): {advice}",
-                field=field,
-                num_tokens=len(prompt_token_ids),
-                limit=self.max_prompt_tokens,
-            )
+    def _too_long(self, num_tokens: int, limit: int, field: str, *, can_be_cut: bool) -> ContextLengthError:
+        """Return the error for a prompt that can never fit.
+
+        :param can_be_cut: whether the caller could have asked for truncation
+        """
+        what = "the prompt" if field in ("messages", "prompt") else field
+        advice = ["shorten it"]
+        if can_be_cut:
+            advice.append("use with_truncation()" if field == "messages" else "use truncation=True")
+        cause = f"the context is {self.config.max_model_len}"
+        if self.max_sequence_tokens < self.config.max_model_len:
+            cause = f"the KV pool is {self.config.num_blocks} blocks of {self.config.block_size}"
+            advice.append("give the KV pool more memory")
+        *first, last = advice
+        return ContextLengthError(
+            f"{what} has {num_tokens} tokens, {limit} fit ({cause}): {', '.join(first)}{', or ' * bool(first)}{last}",
+            field=field,
+            num_tokens=num_tokens,
+            limit=limit,
+        )
+
+    def _truncated(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> Sequence[int]:
+        """Return the end of a prompt that is too long."""
         # Leave tokens for the requested output, but at most half: the prompt matters more.
         if sampling.max_len is None:
             reserved = min(OPEN_ANSWER, self.max_prompt_tokens // 4)

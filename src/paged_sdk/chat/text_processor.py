@@ -18,6 +18,7 @@ from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.rerank_template import chat_template_of
 from paged_sdk.chat.template import ChatTemplate, choose_template, read_template
 from paged_sdk.chat.thoughts import ThoughtLimit
+from paged_sdk.chat.tiktoken_file import TIKTOKEN_CLASSES, backend_from_tiktoken, with_reserved_tokens
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.chat.tokenizer_config import TokenizerConfig
 from paged_sdk.config.checks import plain
@@ -270,17 +271,37 @@ def load_text_processor(
     """
     directory = Path(directory)
     config = TokenizerConfig.read(directory)
-    path = Path(tokenizer_json) if tokenizer_json is not None else directory / "tokenizer.json"
+    path = directory / "tokenizer.json" if tokenizer_json is None else Path(tokenizer_json)
     if tokenizer_json is None and not is_file(path):
-        raise CheckpointError(
-            f"{directory} has no tokenizer.json. transformers writes one from the older files (tokenizer.model, "
-            "vocab.json and merges.txt): AutoTokenizer.from_pretrained(directory).save_pretrained(directory)",
-            path=path,
-        )
-    tokenizer = Tokenizer.from_file(path, config)
+        tokenizer = _older_tokenizer(directory, config)
+    else:
+        tokenizer = Tokenizer.from_file(path, config)
     source = _stored_template(directory, config) if chat_template is None else read_template(chat_template)
     defaults = read_generation_defaults(directory)
     return _text_processor(tokenizer, source, defaults, defaults.eos_token_ids, config.model_max_length)
+
+
+def _older_tokenizer(directory: Path, config: TokenizerConfig) -> Tokenizer:
+    """Make the tokenizer of a checkpoint without tokenizer.json.
+
+    :raises CheckpointError: it has no tiktoken.model either, or one of an unknown class
+    """
+    path, known = directory / "tiktoken.model", TIKTOKEN_CLASSES.get(config.tokenizer_class or "")
+    if not is_file(path):
+        raise CheckpointError(
+            f"{directory} has no tokenizer.json. transformers writes one from the older files (tokenizer.model, "
+            "vocab.json and merges.txt): AutoTokenizer.from_pretrained(directory).save_pretrained(directory)",
+            path=directory / "tokenizer.json",
+        )
+    if known is None:
+        raise CheckpointError(
+            f"{directory} has no tokenizer.json, and the pattern by which its {path.name} splits text is in Python "
+            f"code that is not run: tokenizer_class = {shown(config.tokenizer_class)}, and known is "
+            f"{', '.join(TIKTOKEN_CLASSES)}. Give the model's tokenizer.json with with_tokenizer_json",
+            path=path,
+        )
+    backend = backend_from_tiktoken(path, known)
+    return Tokenizer.from_backend(backend, path, with_reserved_tokens(config, backend.get_vocab_size()))
 
 
 def _stored_template(directory: Path, config: TokenizerConfig) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -83,6 +83,10 @@ class TextPair:
         )
 
 
+def _malformed(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path} is not a tokenizer that can be used: {what}", path=path)
+
+
 class Tokenizer:
     """Turns text into token ids and back. Thread-safe.
 
@@ -112,14 +116,21 @@ class Tokenizer:
         :raises CheckpointError: the file cannot be read, or contradicts the config
         """
         path = Path(path)
-        config = config or TokenizerConfig()
         text = read_text(path)
-
-        def malformed(what: str) -> CheckpointError:
-            return CheckpointError(f"{path} is not a tokenizer that can be used: {what}", path=path)
-
-        with failing_as(malformed):
+        with failing_as(partial(_malformed, path)):
             backend = tokenizers.Tokenizer.from_str(text)
+        return cls.from_backend(backend, path, config or TokenizerConfig())
+
+    @classmethod
+    def from_backend(cls, backend: tokenizers.Tokenizer, path: Path, config: TokenizerConfig) -> Tokenizer:
+        """Make a tokenizer from one of the tokenizers package, which is changed.
+
+        :param path: the file that it was read from
+        :param config: the tokenizer_config.json beside it
+        :raises CheckpointError: the backend is unusable, or contradicts the config
+        """
+        malformed = partial(_malformed, path)
+        with failing_as(malformed):
             backend.no_truncation()
             backend.no_padding()
             config.add_tokens_to(backend)

@@ -28,6 +28,7 @@ class TokenizerConfig:
     :ivar special_tokens: maps names to tokens, ``{"bos_token": "<s>", ...}``
     :ivar extra_special_tokens: other special tokens
     :ivar added_tokens: maps ids to the content and flags of added tokens
+    :ivar tokenizer_class: the name of the class that transformers takes, or None
     :ivar chat_template: a template, a list of named ones, or None
     :ivar model_max_length: context length in tokens, or None
     :ivar takes_token_types: whether the model takes token types, as BERT does; False only if ``model_input_names`` is
@@ -38,6 +39,7 @@ class TokenizerConfig:
     special_tokens: Mapping[str, str] = field(default=MappingProxyType({}))
     extra_special_tokens: tuple[str, ...] = ()
     added_tokens: Mapping[int, Mapping[str, Any]] = field(default=MappingProxyType({}))
+    tokenizer_class: str | None = None
     chat_template: object = None
     model_max_length: int | None = None
     takes_token_types: bool = True
@@ -61,6 +63,7 @@ class TokenizerConfig:
                 special_tokens={name: _text(content[name]) for name in _NAMES if content.get(name) is not None},
                 extra_special_tokens=tuple(_texts(content)),
                 added_tokens={int(id): dict(token) for id, token in content.get("added_tokens_decoder", {}).items()},
+                tokenizer_class=name if isinstance(name := content.get("tokenizer_class"), str) else None,
                 chat_template=content.get("chat_template"),
                 model_max_length=_context(content.get("model_max_length")),
                 takes_token_types="token_type_ids" in (content.get("model_input_names") or ["token_type_ids"]),

@@ -13,7 +13,7 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.events import Listener, Outbox
 from paged_sdk.engine.metrics import Metrics
 from paged_sdk.engine.output import OutputProcessor
-from paged_sdk.errors import InvalidRequestError, NumericalError, RequestFailedError
+from paged_sdk.errors import InvalidRequestError, NumericalError, RequestFailedError, shown
 from paged_sdk.kv.block_store import BlockStore
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.logs import get_logger
@@ -114,7 +114,13 @@ class Engine:
         :raises InvalidRequestError: its adapter has been unloaded since it was prepared
         """
         if request.adapter is not None and request.adapter.number in self._retired_adapters:
-            raise InvalidRequestError.of("adapter", request.adapter.name, "a loaded adapter: it was just unloaded")
+            raise InvalidRequestError(
+                f"the adapter {shown(request.adapter.name)} was unloaded before this request was queued",
+                field="adapter",
+                value=request.adapter.name,
+                allowed="a loaded adapter",
+                advice="unload it after the calls that use it: one with many texts queues only a few of them at a time",
+            )
         assert request.language is None or request.grammar is not None, "its grammar was to be compiled on the way here"
         root = Sequence(self._next_seq_id, request)
         state = self._output.begin(root, listener, outbox)

@@ -16,6 +16,7 @@ __all__ = [
     "auto_cpu_blocks",
     "blocks_for",
     "fp8_scale_bytes",
+    "free_blocks",
     "q4_scale_bytes",
 ]
 
@@ -125,6 +126,16 @@ def auto_cpu_blocks(layout: BlockLayout, device: DeviceMemory, *, max_num_seqs: 
             largest_context=0,
         )
     return num_blocks
+
+
+def free_blocks(*, block_size: int, max_num_seqs: int, max_model_len: int) -> int:
+    """Return the number of blocks in a pool of a model without attention, whose blocks take no memory.
+
+    As on the CPU, the pool has capacity for ``max_num_seqs`` sequences of min(``max_model_len``, 4096) tokens, and for
+    one sequence of the maximum length, whatever size is requested in bytes.
+    """
+    usual = max_num_seqs * ceil(min(max_model_len, AUTO_CPU_CONTEXT) / block_size)
+    return max(usual, ceil(max_model_len / block_size))
 
 
 def _fraction_bytes(fraction: float, device: DeviceMemory) -> int:

@@ -141,7 +141,8 @@ def _load_shared(
     if moe.gated:
         mlp = load_gated_mlp(loader, config, gate_up, down, size=size, bias=config.mlp_bias)
     else:
-        mlp = load_plain_mlp(loader, config, *gate_up, down, size=size, bias=config.mlp_bias)
+        (up,) = gate_up
+        mlp = load_plain_mlp(loader, config, up, down, size=size, bias=config.mlp_bias)
     scale = loader.tensor(f"{prefix}{names.shared_gate}.weight", 1, config.hidden_size) if moe.has_shared_gate else None
     return SharedExpert(mlp, gate=scale)
 

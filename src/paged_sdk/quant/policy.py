@@ -181,7 +181,9 @@ class WeightPolicy:
         place = self._place(dtype, device)
         is_gated = len(gate_up.matrices[0]) > 1
         named = Projections(gate_up.projection(0) if is_gated else None, gate_up.projection(-1), down.projection(0))
-        held = named.map(lambda matrices: [self._held(each, Role.EXPERTS, place) for each in matrices])
+        held: Projections[Sequence[StoredMatrix]] = named.map(
+            lambda matrices: [self._held(each, Role.EXPERTS, place) for each in matrices]
+        )
         for form in self.forms:
             if (made := form.experts(held, place, extras=extras, join=join, activation=activation)) is not None:
                 return made

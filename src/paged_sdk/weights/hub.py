@@ -23,7 +23,7 @@ MAX_LISTED = 8
 """The most file names that an error lists: a home directory may hold hundreds of GGUF files."""
 
 # The files that a safetensors model needs; weights of other formats and frameworks are not downloaded.
-_WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
+_WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "tiktoken.model")
 _UNWANTED = ("*/*", "consolidated*.safetensors")
 # modules.json lists sentence-transformers' modules (pooling, dense layers), each in a directory of its own.
 _MODULES = "modules.json"

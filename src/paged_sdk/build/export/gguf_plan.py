@@ -34,12 +34,13 @@ from paged_sdk.models.checkpoint_layout import read_shape
 from paged_sdk.models.family import has_head, read_config
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint, refuse_other_files
 from paged_sdk.weights.gguf.config import must_be_model
-from paged_sdk.weights.gguf.config_export import config_metadata, global_rope
+from paged_sdk.weights.gguf.config_export import config_metadata, gguf_architecture
 from paged_sdk.weights.gguf.export import gguf_tensors
 from paged_sdk.weights.gguf.export_matrix import GgufMatrix
 from paged_sdk.weights.gguf.file import GgufFile, open_gguf, tensors_of_parts
 from paged_sdk.weights.gguf.mamba import with_factors_in_weights
 from paged_sdk.weights.gguf.mixtures import PLAIN_TYPES, ModelShape, file_type, tensor_types
+from paged_sdk.weights.gguf.rope import global_rope
 from paged_sdk.weights.gguf.source import GgufSource
 from paged_sdk.weights.gguf.tensor import GgufTensor, stored_matrix
 from paged_sdk.weights.gguf.writer import GgufValue, PlannedTensor, write_gguf_file
@@ -58,6 +59,8 @@ _F32: Final = tensor_type_of("F32")
 # Keys of the source file that the written file sets itself.
 _REPLACED_KEYS: Final = ("general.file_type", "general.quantization_version", "general.alignment")
 _CLOSE: Final = 1e-5
+# Architectures that have sliding windows in llama.cpp.
+_WITH_WINDOWS: Final = frozenset({"gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "exaone-moe", "cohere2"})
 
 
 def write(
@@ -350,7 +353,7 @@ def _check_written_file(config: DecoderConfig, path: Path) -> None:
     finally:
         source.close()
     config = with_factors_in_weights(config)
-    has_windows = config.sandwich_norms  # of these families, llama.cpp has windows only for Gemma
+    has_windows = gguf_architecture(config) in _WITH_WINDOWS
     for field in fields(DecoderConfig):
         own, other = getattr(config, field.name), getattr(read, field.name)
         match field.name:
@@ -381,6 +384,10 @@ def _check_written_file(config: DecoderConfig, path: Path) -> None:
 
 def _rotate_alike(first: RopeConfig, second: RopeConfig) -> bool:
     if any(getattr(first, name) != getattr(second, name) for name in ("switch", "rotary_dim", "axis_of_frequency")):
+        return False
+    if not math.isclose(first.query_scale_beta, second.query_scale_beta, rel_tol=_CLOSE):
+        return False
+    if first.query_scale_beta and first.original_max_position != second.original_max_position:
         return False
     positions, is_long = torch.tensor([0, 1, 7, 7]), torch.tensor([False, False, False, True])
     own, other = (RotaryEmbedding(each, device=_CPU).at(positions, is_long) for each in (first, second))

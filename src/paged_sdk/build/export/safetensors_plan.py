@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -37,6 +39,7 @@ _COPIED: Final = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "tokenizer.model",
+    "tiktoken.model",
     "vocab.json",
     "merges.txt",
     "added_tokens.json",
@@ -50,8 +53,11 @@ _COPIED: Final = (
 )
 # Files of sentence-transformers modules, in the modules' own directories.
 _OF_MODULES: Final = ("config.json", "sentence_bert_config.json", "model.safetensors")
-# Names of Granite's experts in GGUF files, one by one.
-_STACKED: Final = ".block_sparse_moe.experts.0.gate_proj."
+# Granite's experts, which a GGUF file has one by one, and what Granite's checkpoints have of all experts of a layer.
+_EXPERT: Final = re.compile(r"(.+\.block_sparse_moe)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+_STACKS: Final = MappingProxyType(
+    {"gate_proj": "input_linear.weight", "up_proj": "input_linear.weight", "down_proj": "output_linear.weight"}
+)
 
 
 def write(source: str | Path, target: str | Path, type: str, *, show_progress: bool) -> Path:
@@ -63,7 +69,7 @@ def write(source: str | Path, target: str | Path, type: str, *, show_progress: b
     checkpoint = open_checkpoint(resolve_model(source))
     try:
         config = _config(checkpoint, type)
-        tensors = [_tensor(checkpoint.source, name, _DTYPES[type]) for name in sorted(checkpoint.source.names())]
+        tensors = _tensors(checkpoint.source, _DTYPES[type])
         size = sum(tensor.num_bytes for tensor in tensors)
         with (
             new_directory(target, size) as part,
@@ -80,8 +86,8 @@ def write(source: str | Path, target: str | Path, type: str, *, show_progress: b
 def _config(checkpoint: Checkpoint, type: str) -> dict[str, Any]:
     """Return the content of config.json.
 
-    :raises UnsupportedArchitectureError: no family has this ``model_type``, config.json cannot express a GGUF setting,
-        or transformers' class has other tensors
+    :raises UnsupportedArchitectureError: no family has this ``model_type``, or config.json cannot express a GGUF
+        setting
     """
     family = find_family(checkpoint.config)
     scaling = checkpoint.config.get("rope_scaling") or {}
@@ -92,16 +98,39 @@ def _config(checkpoint: Checkpoint, type: str) -> dict[str, Any]:
                 "positions are scaled",
                 architecture=checkpoint.model_type,
             )
-    if any(_STACKED in name for name in checkpoint.source.names()):
-        raise UnsupportedArchitectureError(
-            f"{checkpoint.path}: checkpoints of {checkpoint.model_type} have all experts of a layer in one tensor, of "
-            "which a GGUF file has parts that are not put together again",
-            architecture=checkpoint.model_type,
-        )
     config = as_decoded(checkpoint.config)
     config.pop("torch_dtype", None)  # the older name of dtype
     config.setdefault("architectures", [family.architectures[0]])
     return config | {"dtype": str(_DTYPES[type]).removeprefix("torch.")}
+
+
+def _tensors(source: WeightSource, dtype: torch.dtype) -> list[NewTensor]:
+    """Return the tensors to write, by name: the source's, with Granite's experts stacked."""
+    found, stacks = [], dict[str, dict[int, list[str]]]()
+    for name in sorted(source.names()):
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            found.append(_tensor(source, name, dtype))
+        else:
+            block, expert, projection = match.groups()
+            stacks.setdefault(f"{block}.{_STACKS[projection]}", {}).setdefault(int(expert), []).append(name)
+    found += [_stack(source, name, members, dtype) for name, members in stacks.items()]
+    return sorted(found, key=lambda tensor: tensor.name)
+
+
+def _stack(source: WeightSource, name: str, members: Mapping[int, Sequence[str]], dtype: torch.dtype) -> NewTensor:
+    """Return the stack of matrices of all experts, which may each be divided by rows.
+
+    :param members: the names of each expert's matrices, in the order of rows
+    """
+    experts = [members[expert] for expert in sorted(members)]
+    shapes = [source.shape(each) for each in experts[0]]
+
+    def make() -> Tensor:
+        return torch.stack([torch.cat([_decoded(source, each, dtype) for each in parts]) for parts in experts])
+
+    shape = (len(experts), sum(rows for rows, _ in shapes), shapes[0][1])
+    return NewTensor(name=name, shape=shape, dtype=dtype, make=make)
 
 
 def _tensor(source: WeightSource, name: str, dtype: torch.dtype) -> NewTensor:

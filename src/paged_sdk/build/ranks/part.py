@@ -60,7 +60,8 @@ class ModelPart:
         assert isinstance(model, DecoderModel)
         assert isinstance(model.head, SharedHead)
         prepare_thread(self.loading.device, settings.num_threads if workspace is None else 1)
-        storage = make_storage(self.loaded, self.config, workspace)  # when rank 0 does: all may run the model
+        # When rank 0 does: all may run the model.
+        storage = make_storage(self.loaded, self.config, workspace, self.loading.check_cancelled)
         if group.is_on_devices:
             config = self._sized(group, storage)
         else:

@@ -8,22 +8,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.activation import KernelActivation
-
 __all__ = ["activate", "gated_activation", "gated_activation_of"]
 
 _BLOCK: Final = 1024
 
 
-def gated_activation(gate_up: Tensor, activation: KernelActivation) -> Tensor:
+def gated_activation(gate_up: Tensor, activation: str) -> Tensor:
     """See :func:`paged_sdk.kernels.activation.gated_activation`."""
     size = gate_up.shape[-1] // 2
     gate, up = gate_up.reshape(-1, 2 * size).chunk(2, dim=-1)
     return gated_activation_of(gate, up, activation).view(*gate_up.shape[:-1], size)
 
 
-def gated_activation_of(gate: Tensor, up: Tensor, activation: KernelActivation) -> Tensor:
-    """Compute ``activation(gate) * up`` for two tensors, each ``[rows, size]`` with adjacent columns."""
+def gated_activation_of(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    """Compute ``activation(gate) * up`` for two tensors, each ``[rows, size]`` with adjacent columns.
+
+    :param activation: one of :data:`~paged_sdk.kernels.activation.KernelActivation`
+    """
     rows, size = gate.shape
     out = gate.new_empty(rows, size)
     if out.numel():

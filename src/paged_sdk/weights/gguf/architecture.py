@@ -34,6 +34,9 @@ and to values."""
 _SECOND_NORM = "blk.0.attn_norm_2.weight"
 _ROUTER = "blk.0.ffn_gate_inp.weight"
 
+_FUSED_EXPERTS: Final = "ffn_gate_up_exps"
+_GATE_AND_UP: Final = ("ffn_gate_exps", "ffn_up_exps")
+
 _KINDS: Final = ("weight", "bias")
 _IN_BLOCK = re.compile(r"blk\.(\d+)\.(\w+(?:\.\w+){0,2})")
 _LAYER_NUMBER = re.compile(r"(\d+)\.(.+)")
@@ -67,7 +70,8 @@ class GgufArchitecture:
     :ivar plain_norms: GGUF names of norms within ``blk.N.`` that it is not added to
     :ivar bias_groups: a config's field for the biases of a group of matrices -> their GGUF names. Biases of the group
         that the file leaves out are zero
-    :ivar divided: GGUF name of a matrix within ``blk.N.`` -> Hugging Face names of the equal parts of its rows
+    :ivar divided: GGUF name of a matrix within ``blk.N.``, or of a stack of such -> Hugging Face names of the equal
+        parts of a matrix's rows
     :ivar left_out: matrices outside of the layers that a file may leave out: they become one row of zeros
     :ivar is_encoder: whether attention is bidirectional
     :ivar mixture: the architecture of models with experts, if these have other names; None: they have the same
@@ -99,6 +103,17 @@ class GgufArchitecture:
         if _SECOND_NORM not in names:
             return self
         return evolve(self, block_names={**self.block_names, **self.beside_names})
+
+    def parts(self, own: str) -> Sequence[str]:
+        """Return the Hugging Face names of the equal parts of a matrix's rows; none if it is not divided.
+
+        :param own: the matrix's GGUF name within ``blk.N.``, without its ending. Gates and ups of experts, which
+            converters may join, are divided wherever they have names of their own
+        """
+        joined = [self.block_names.get(stem, "") for stem in _GATE_AND_UP]
+        if own == _FUSED_EXPERTS and all(EACH in name for name in joined):
+            return joined
+        return self.divided.get(own, ())
 
     def gguf_name(self, name: str) -> str | None:
         """Return the GGUF name of a tensor, or None if the architecture has no such tensor.

@@ -13,6 +13,7 @@ from paged_sdk.weights.gguf.families import FAMILIES, biases_of, delta_config, n
 from paged_sdk.weights.gguf.gemma4 import gemma4_config
 from paged_sdk.weights.gguf.model import GgufModel
 from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
+from paged_sdk.weights.gguf.rope import check_positions, rope_scaling, rope_sections
 from paged_sdk.weights.gguf.routing import SHARED_SIZE, gating_functions, routing_keys
 from paged_sdk.weights.gguf.tensor import GgufTensor
 
@@ -27,29 +28,12 @@ _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 # Architectures that may have experts, and keys of shared experts and of their choice, which only some of them have.
 _MIXTURES = frozenset(
     {
-        *("llama", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe"),
-        *("glm4moe", "dots1", "ernie4_5-moe", "minimax-m2", "hunyuan-moe", "deepseek2", "granitehybrid", "gemma4"),
-        "nemotron_h_moe",
+        *("llama", "qwen2moe", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe"),
+        *("glm4moe", "dots1", "ernie4_5-moe", "minimax-m2", "hunyuan-moe", "exaone-moe", "deepseek2"),
+        *("granitemoe", "granitehybrid", "nemotron_h_moe", "gemma4"),
     }
 )
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", SHARED_SIZE)
-
-# Architectures that may rotate only a part of each head.
-_PARTLY_ROTATED = frozenset(
-    {"phi3", "glm4", "nemotron", "phi2", "stablelm", "qwen3next", "qwen35", "qwen35moe"} | {"glm4moe", "minimax-m2"}
-)
-
-# Tensors of rotary scaling factors, and the architectures for which llama.cpp reads them.
-_DIVISORS = "rope_freqs.weight"
-_LONGROPE_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")
-_ROPE_TENSORS = MappingProxyType(
-    {
-        "llama": (_DIVISORS, *_LONGROPE_TENSORS),
-        "phi3": _LONGROPE_TENSORS,
-        "exaone4": (_DIVISORS,),
-        "gemma4": (_DIVISORS,),
-    }
-)
 
 _QKV = ("attn_q", "attn_k", "attn_v")
 
@@ -71,7 +55,8 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTens
     :raises CheckpointError: required metadata or a required tensor is missing or malformed
     """
     model = GgufModel(metadata, tensors, path, _architecture(metadata, path))
-    _check_positions(model)
+    model.check_layers()
+    check_positions(model)
     config = _common(model) | _biases(model) | _experts(model) | _FAMILIES[model.architecture](model)
     if config["model_type"] == "falcon":
         del config["head_dim"]  # transformers' class computes it, and has no setter
@@ -112,18 +97,6 @@ def _architecture(metadata: Mapping[str, Any], path: Path) -> str:
     return architecture
 
 
-def _check_positions(model: GgufModel) -> None:
-    """Refuse partial rotation and rotary factors in architectures that have none, in llama.cpp either.
-
-    :raises UnsupportedArchitectureError: only a part of each head is rotated, or there are tensors of rotary factors
-    """
-    if model.rotary_dim != model.head_dim and model.architecture not in _PARTLY_ROTATED:
-        raise model.unsupported(f"{model.rotary_dim} of {model.head_dim} elements per head rotated")
-    for name in (_DIVISORS, *_LONGROPE_TENSORS):
-        if name in model.tensors and name not in _ROPE_TENSORS.get(model.architecture, ()):
-            raise model.unsupported(f"a tensor {shown(name)}")
-
-
 def _check_biases(model: GgufModel, config: Mapping[str, Any]) -> None:
     """Refuse tensors of biases that the model would ignore.
 
@@ -154,7 +127,7 @@ def _common(model: GgufModel) -> dict[str, Any]:
         "max_position_embeddings": model.integer("context_length"),
         **norm_eps(model),
         "rope_theta": model.number("rope.freq_base", 10_000.0),
-        "rope_scaling": _rope_scaling(model),
+        "rope_scaling": rope_scaling(model),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "hidden_act": "silu",
     }
@@ -201,54 +174,6 @@ def _experts(model: GgufModel) -> dict[str, Any]:
     }
 
 
-def _rope_scaling(model: GgufModel) -> dict[str, Any] | None:
-    """Return the scaling of the rotary embedding, from the keys and tensors that llama.cpp reads.
-
-    YaRN's own keys (``yarn_attn_factor``, ``yarn_beta_fast``, ...) are ignored: llama.cpp reads them for other
-    architectures only.
-    """
-    kind = model.metadata.get(f"{model.architecture}.rope.scaling.type", "linear")
-    factor = model.number("rope.scaling.factor", model.number("rope.scale_linear", 1.0)) or 1.0
-    if "rope_factors_long.weight" in model.tensors and (model.architecture == "phi3" or kind == "longrope"):
-        return _longrope(model, factor)
-    scaling: dict[str, Any] = {}
-    if kind == "yarn":
-        context = model.integer("context_length")
-        scaling = {
-            "rope_type": "yarn",
-            "factor": factor,
-            "original_max_position_embeddings": model.integer("rope.scaling.original_context_length", context),
-        }
-    elif kind == "linear" and factor != 1.0:
-        scaling = {"rope_type": "linear", "factor": factor}
-    elif kind not in ("none", "linear") and (kind != "longrope" or model.architecture != "phi3"):
-        # Phi-3's LongRoPE is recognized by its tensors, which older files have without naming the kind.
-        raise model.unsupported(f"rope scaling {shown(kind)}")
-    if _DIVISORS in model.tensors:
-        scaling["inv_freq_divisors"] = model.factors(_DIVISORS, model.head_dim)
-    if (attn_factor := model.number("rope.scaling.attn_factor", 1.0)) != 1.0:
-        scaling["gguf_attn_factor"] = attn_factor
-    return {"rope_type": "default"} | scaling if scaling else None
-
-
-def _longrope(model: GgufModel, factor: float) -> dict[str, Any]:
-    if factor != 1.0:
-        raise model.unsupported(
-            f"metadata {model.architecture}.rope.scaling.factor = {factor} beside LongRoPE's tensors"
-        )
-    rotary_dim = model.rotary_dim
-    return {
-        "rope_type": "longrope",
-        "short_factor": model.factors("rope_factors_short.weight", rotary_dim),
-        "long_factor": model.factors("rope_factors_long.weight", rotary_dim),
-        "original_max_position_embeddings": model.integer(
-            "rope.scaling.original_context_length", model.integer("context_length")
-        ),
-        # Converters compute it; without the key, llama.cpp applies no factor.
-        "attention_factor": model.number("rope.scaling.attn_factor", 1.0),
-    }
-
-
 def _llama(model: GgufModel) -> dict[str, Any]:
     # llama.cpp ignores sliding windows in this architecture, which Mistral's files use too.
     return {"model_type": "mixtral"} if model.has_experts else {}
@@ -269,22 +194,13 @@ def _qwen3(model: GgufModel) -> dict[str, Any]:
 
 def _qwen_vl(model: GgufModel) -> dict[str, Any]:
     return _qwen(model) | {
-        "rope_scaling": _sections(model),
+        "rope_scaling": rope_sections(model),
         "num_image_layers": model.integer("n_deepstack_layers", 0, minimum=0),
     }
 
 
 def _qwen35(model: GgufModel) -> dict[str, Any]:
-    return delta_config(model) | {"rope_scaling": _sections(model)}
-
-
-def _sections(model: GgufModel) -> dict[str, Any]:
-    """Return the rotary settings of models with M-RoPE: positions in time, height and width."""
-    key = f"{model.architecture}.rope.dimension_sections"
-    sections = model.metadata.get(key)
-    if not isinstance(sections, list) or len(sections) not in (3, 4) or any(sections[3:]):
-        raise model.malformed(f"metadata {key} is {shown(sections)}: expected three numbers, and 0")
-    return (_rope_scaling(model) or {"rope_type": "default"}) | {"mrope_section": sections[:3]}
+    return delta_config(model) | {"rope_scaling": rope_sections(model)}
 
 
 def _qwen2moe(model: GgufModel) -> dict[str, Any]:
@@ -314,6 +230,10 @@ def _qwen3moe(model: GgufModel) -> dict[str, Any]:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
+
+
+def _qwen3vlmoe(model: GgufModel) -> dict[str, Any]:
+    return _qwen3moe(model) | _qwen_vl(model)
 
 
 def _phi3(model: GgufModel) -> dict[str, Any]:
@@ -382,6 +302,7 @@ _FAMILIES: Mapping[str, Callable[[GgufModel], dict[str, Any]]] = MappingProxyTyp
         "qwen3": _qwen3,
         "qwen2vl": _qwen_vl,
         "qwen3vl": _qwen_vl,
+        "qwen3vlmoe": _qwen3vlmoe,
         "qwen35": _qwen35,
         "qwen35moe": _qwen35,
         "qwen3moe": _qwen3moe,

@@ -11,16 +11,17 @@ from typing import Any, Final
 
 from paged_sdk.config.decoder import DecoderConfig, NormKind
 from paged_sdk.config.recurrent import GatedDeltaConfig, Mamba2Config, ShortConvConfig
-from paged_sdk.config.rope import RopeConfig, RopeKind
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.weights.gguf.config import GEMMA3_LOCAL_THETA, GEMMA3_PERIOD
 from paged_sdk.weights.gguf.gemma4 import gemma4_metadata, why_not_gemma4
 from paged_sdk.weights.gguf.latent_attention import latent_metadata, why_not_latent
 from paged_sdk.weights.gguf.mamba import mamba_metadata, why_not_mamba
 from paged_sdk.weights.gguf.names import ARCHITECTURES
+from paged_sdk.weights.gguf.rope import global_rope, rope_metadata
 from paged_sdk.weights.gguf.routing import SHARED_SIZE, missing_in_gguf, routing_metadata
 
-__all__ = ["config_metadata", "gguf_architecture", "global_rope", "not_writable"]
+__all__ = ["config_metadata", "gguf_architecture", "not_writable", "table_of"]
 
 _OF_MIXTURES: Final = MappingProxyType({"nemotron_h": "nemotron_h_moe"})
 """Names of architectures of models with experts, where those without have another."""
@@ -32,13 +33,13 @@ _ARCHITECTURE_OF: Final = MappingProxyType(
         if name not in ("gpt-oss", *_OF_MIXTURES.values()) and not each.is_encoder
     }
     | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
-    | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}
+    | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl", "granitemoeshared": "granitemoe"}
     | dict.fromkeys(("youtu", "deepseek_v3", "glm4_moe_lite"), "deepseek2")
 )
 
 
-def gguf_architecture(config: DecoderConfig) -> str:
-    """Return GGUF's name for the architecture of a model.
+def table_of(config: DecoderConfig) -> str:
+    """Return GGUF's name for the architecture that has the tensor names of a model's checkpoints.
 
     :raises UnsupportedArchitectureError: the architecture cannot be written as GGUF
     """
@@ -47,17 +48,20 @@ def gguf_architecture(config: DecoderConfig) -> str:
         found = _OF_MIXTURES.get(config.model_type, found)
     if found is None:
         raise not_writable(config, "no GGUF architecture is written for it")
-    if found == "granitehybrid" and not config.recurrent_layers:
-        raise not_writable(config, "GGUF has no such model with attention in all layers")
     return found
 
 
-def global_rope(config: DecoderConfig) -> RopeConfig:
-    """Return the rotary embedding of the first full-attention layer, or of the first layer if all have windows. Layers
-    without positions are skipped.
+def gguf_architecture(config: DecoderConfig) -> str:
+    """Return GGUF's name for the architecture of a model. As in llama.cpp, Granite 4 without Mamba-2 layers is granite.
+
+    :raises UnsupportedArchitectureError: the architecture cannot be written as GGUF
     """
-    layers = [pair for pair in zip(config.ropes, config.sliding_windows, strict=True) if pair[0].rotates]
-    return next((rope for rope, window in layers if window is None), layers[0][0] if layers else config.ropes[0])
+    found = table_of(config)
+    if found != "granitehybrid" or config.recurrent_layers:
+        return found
+    if config.moe is not None or not all(rope.rotates for rope in config.ropes):
+        raise not_writable(config, "GGUF has no such model with attention in all layers, and experts or no positions")
+    return "granite"
 
 
 def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str, Any]:
@@ -83,31 +87,11 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
         if (lack := why_not_latent(config, config.latent, rope)) is not None:
             raise not_writable(config, lack)
         values |= latent_metadata(config, config.latent, rope)
-    if rope.rotates:
-        values |= {"rope.dimension_count": rope.rotary_dim, "rope.freq_base": float(rope.theta)}
+    values |= rope_metadata(rope, name, attention_factor)
     if config.moe is not None:
         values |= _mixture(config, name)
-    match rope.kind:
-        case RopeKind.LINEAR:
-            values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope.factor)}
-        case RopeKind.YARN:
-            values |= {
-                "rope.scaling.type": "yarn",
-                "rope.scaling.factor": float(rope.factor),
-                "rope.scaling.original_context_length": rope.original_max_position,
-            }
-        case RopeKind.LONGROPE:
-            values |= {
-                "rope.scaling.type": "longrope",
-                "rope.scaling.original_context_length": rope.original_max_position,
-                "rope.scaling.attn_factor": float(attention_factor),
-            }
-    if rope.kind is not RopeKind.LONGROPE and rope.gguf_attn_factor != 1.0:
-        values["rope.scaling.attn_factor"] = float(rope.gguf_attn_factor)
     if name in ("gemma2", "gemma3"):
         values |= _gemma(config, name)
-    if axes := rope.axis_of_frequency:
-        values["rope.dimension_sections"] = [axes.count(axis) for axis in range(4)]
     if config.recurrent_layers:
         values |= _recurrent(config)
     elif config.recurrent:
@@ -120,8 +104,8 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
             raise not_writable(config, f"of GGUF's Gemma 4, {reason}")
         values |= gemma4_metadata(config)
     match config.model_type:
-        case "olmo3":
-            values |= _olmo3(config, rope)
+        case "olmo3" | "exaone_moe":
+            values |= _windows(config, rope)
         case "stablelm":
             values["use_parallel_residual"] = config.parallel_residual
         case "mpt":
@@ -186,6 +170,8 @@ def _mixture(config: DecoderConfig, architecture: str) -> dict[str, Any]:
         values["expert_feed_forward_length"] = moe.intermediate_size
     if moe.shared_intermediate_size is not None:
         values[SHARED_SIZE] = moe.shared_intermediate_size
+    if architecture in ("granitemoe", "granitehybrid"):  # whose experts have the size of MLPs
+        values["feed_forward_length"] = moe.intermediate_size
     return values | routing_metadata(moe, architecture)
 
 
@@ -194,7 +180,7 @@ def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:
     values: dict[str, float] = {}
     if name == "falcon-h1":  # whose factors are in the weights
         return {}
-    if name in ("granite", "granitehybrid"):
+    if name in ("granite", "granitemoe", "granitehybrid"):
         values = {
             "embedding_scale": config.embedding_scale or 1.0,
             "residual_scale": config.residual_scale or 1.0,
@@ -206,10 +192,11 @@ def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:
     return {key: float(value) for key, value in values.items()}
 
 
-def _olmo3(config: DecoderConfig, full: RopeConfig) -> dict[str, Any]:
-    if not any(config.sliding_windows):
-        raise not_writable(config, "GGUF has no OLMo 3 without sliding windows")
+def _windows(config: DecoderConfig, full: RopeConfig) -> dict[str, Any]:
+    """Return the keys of sliding windows, of architectures that are nothing without."""
     windows = config.sliding_windows
+    if not any(windows):
+        raise not_writable(config, "GGUF has no such model without sliding windows")
     local = next(rope for rope, width in zip(config.ropes, windows, strict=True) if width is not None)
     values: dict[str, Any] = {
         "attention.sliding_window": max(width for width in windows if width is not None),

@@ -16,12 +16,13 @@ from paged_sdk.config.rope import RopeKind
 from paged_sdk.errors import shown
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.weights.gguf.architecture import LATENT_UP, RATES, TILED, VECTORS, GgufArchitecture, stem_of
-from paged_sdk.weights.gguf.config_export import global_rope, not_writable
+from paged_sdk.weights.gguf.config_export import gguf_architecture, not_writable
 from paged_sdk.weights.gguf.export_matrix import GgufMatrix, column, in_order, without_input_channel
 from paged_sdk.weights.gguf.export_places import CheckpointNames, architecture_of, gguf_places
 from paged_sdk.weights.gguf.export_recurrent import delta_of, mamba_of, of_delta, of_mamba
 from paged_sdk.weights.gguf.gemma4 import gemma4_divisors
 from paged_sdk.weights.gguf.mamba import row_factors
+from paged_sdk.weights.gguf.rope import DIVISORS, LONG_FACTORS, ROPE_TENSORS, SHORT_FACTORS, global_rope
 from paged_sdk.weights.qkv_order import qkv_order, qkvz_order, runs
 from paged_sdk.weights.source import WeightSource, malformed
 
@@ -110,11 +111,14 @@ def _divided(source: WeightSource, name: str, stored: Sequence[str], config: Dec
     a gate and an up projection.
     """
     whole = source.matrix(name)
-    order, heights = torch.arange(2 * config.intermediate_size), [config.intermediate_size] * 2
-    if mamba_of(config) is None:
+    if stem_of(stored[0]) == "attn_qkv":
         delta = delta_of(config)
         order = qkvz_order(delta.num_key_heads, delta.num_value_heads, delta.key_dim, delta.value_dim)
         heights = [delta.channels, delta.value_width]
+    else:
+        shared = None if config.moe is None else config.moe.shared_intermediate_size
+        heights = [shared or config.intermediate_size] * 2
+        order = torch.arange(sum(heights))
     if whole.shape[0] != len(order):
         raise malformed(source, name, f"tensor {shown(name)} has {whole.shape[0]} rows: expected {len(order)}")
     found: dict[str, GgufMatrix] = {}
@@ -141,14 +145,17 @@ def _latent_up(source: WeightSource, name: str, stored: Sequence[str], config: D
     }
 
 
-def _transposed(matrix: StoredMatrix) -> DenseMatrix:
-    """Return the transposed matrix, which is decoded when it is read."""
+def _transposed(matrix: StoredMatrix, cols: slice | None = None) -> DenseMatrix:
+    """Return the transposed matrix, which is decoded when it is read.
+
+    :param cols: the columns that become its rows; None: all
+    """
+    start, stop, _ = (cols or slice(None)).indices(matrix.shape[1])
 
     def read(first: int, last: int) -> Tensor:
-        return matrix.decoded(torch.float32).T[first:last].contiguous()
+        return matrix.decoded(torch.float32)[:, start + first : start + last].T.contiguous()
 
-    rows, cols = matrix.shape
-    return DenseMatrix(UnreadRows(shape=(cols, rows), itemsize=torch.float32.itemsize, read=read))
+    return DenseMatrix(UnreadRows(shape=(stop - start, matrix.shape[0]), itemsize=torch.float32.itemsize, read=read))
 
 
 def _stack(source: WeightSource, stored: str, members: Mapping[int, str], config: DecoderConfig) -> GgufMatrix:
@@ -172,11 +179,22 @@ def _norms_of_heads(source: WeightSource, stored: str, members: Mapping[int, str
 def _merged_experts(
     source: WeightSource, name: str, stored: Sequence[str], config: DecoderConfig
 ) -> dict[str, GgufMatrix]:
-    """Split the tensor in which transformers merges all experts of a layer."""
+    """Split the tensor in which transformers merges all experts of a layer, of which some checkpoints have the matrices
+    transposed.
+    """
     assert config.moe is not None
-    whole, count = source.matrix(name), config.moe.num_experts
-    rows = config.hidden_size if len(stored) == 1 else config.moe.intermediate_size
+    whole, count, hidden = source.matrix(name), config.moe.num_experts, config.hidden_size
+    rows, cols = (hidden, config.moe.intermediate_size)[:: 1 if len(stored) == 1 else -1]
     height = rows * len(stored)
+    if _are_transposed(source, name, config):
+        each = [whole.rows(slice(first, first + cols)) for first in range(0, count * cols, cols)]
+        return {
+            own: GgufMatrix(
+                shape=(count, rows, cols),
+                matrices=[_transposed(matrix, slice(part * rows, (part + 1) * rows)) for matrix in each],
+            )
+            for part, own in enumerate(stored)
+        }
     if whole.shape[0] != count * height:
         raise malformed(source, name, f"tensor {shown(name)} has {whole.shape[0]} rows: expected {count * height}")
     return {
@@ -188,18 +206,26 @@ def _merged_experts(
     }
 
 
+def _are_transposed(source: WeightSource, name: str, config: DecoderConfig) -> bool:
+    """Return whether a tensor of all experts has their matrices transposed, as the shape of gates and ups tells."""
+    assert config.moe is not None
+    both = name.replace("down_proj", "gate_up_proj")
+    sizes = config.hidden_size, 2 * config.moe.intermediate_size
+    return source.shape(both if both in source else name)[1:] == sizes != sizes[::-1]
+
+
 def _rope_tensors(
     config: DecoderConfig, architecture: GgufArchitecture, divisors: Tensor | None
 ) -> dict[str, GgufMatrix]:
     rope = global_rope(config)
     tensors: dict[str, Iterable[float]] = {}
     if architecture.model_type == "gemma4_text":
-        tensors["rope_freqs.weight"] = gemma4_divisors(config).tolist()
+        tensors[DIVISORS] = gemma4_divisors(config).tolist()
     elif divisors is not None:
-        tensors["rope_freqs.weight"] = divisors.tolist()
+        tensors[DIVISORS] = divisors.tolist()
     if rope.kind is RopeKind.LONGROPE:
-        tensors |= {"rope_factors_long.weight": rope.long_factor, "rope_factors_short.weight": rope.short_factor}
-    if tensors and architecture.model_type not in ("llama", "phi3", "gemma4_text"):
+        tensors |= {LONG_FACTORS: rope.long_factor, SHORT_FACTORS: rope.short_factor}
+    if not tensors.keys() <= {*ROPE_TENSORS.get(gguf_architecture(config), ())}:
         raise not_writable(config, f"GGUF has no key for its rotary scaling ({rope.kind.value})")
     return {
         name: GgufMatrix(shape=(len(values),), matrices=[DenseMatrix(values.view(-1, 1))])

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.weights.gguf.architecture import EACH, GgufArchitecture
-from paged_sdk.weights.gguf.config_export import gguf_architecture
+from paged_sdk.weights.gguf.config_export import table_of
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 
 __all__ = ["CheckpointNames", "GgufPlace", "architecture_of", "gguf_places"]
@@ -59,11 +59,11 @@ class GgufPlace:
 
 
 def architecture_of(config: DecoderConfig) -> GgufArchitecture:
-    """Return the architecture of a model's files.
+    """Return the names of a checkpoint's tensors, and how their values differ in GGUF.
 
     :raises UnsupportedArchitectureError: the model cannot be written as GGUF
     """
-    found = ARCHITECTURES[gguf_architecture(config)]
+    found = ARCHITECTURES[table_of(config)]
     return found if config.moe is None or found.mixture is None else found.mixture
 
 

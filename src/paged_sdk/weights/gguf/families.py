@@ -7,10 +7,17 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from paged_sdk.errors import shown
+from paged_sdk.weights.gguf.granite import granite, granitemoe
 from paged_sdk.weights.gguf.latent_attention import latent_config
-from paged_sdk.weights.gguf.mamba import falcon_h1, granite_multipliers, granitehybrid, nemotron_h
+from paged_sdk.weights.gguf.mamba import falcon_h1, granitehybrid, nemotron_h
 from paged_sdk.weights.gguf.model import GgufModel
-from paged_sdk.weights.gguf.routing import ernie_config, grouped_config, hunyuan_moe_config, minimax_config
+from paged_sdk.weights.gguf.routing import (
+    ernie_config,
+    exaone_moe_config,
+    grouped_config,
+    hunyuan_moe_config,
+    minimax_config,
+)
 
 __all__ = ["FAMILIES", "biases_of", "delta_config", "norm_eps"]
 
@@ -47,7 +54,9 @@ _BIASES: Final = MappingProxyType(
         "gpt-oss": _QKV | {"attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
         "bloom": _NORMS | _MLP | {"token_embd_norm", "attn_qkv", "attn_output"},
         "glm4moe": _QKV | {"exp_probs_b"},
-        **dict.fromkeys(("lfm2moe", "dots1", "ernie4_5-moe", "minimax-m2", "deepseek2"), frozenset({"exp_probs_b"})),
+        **dict.fromkeys(
+            ("lfm2moe", "dots1", "ernie4_5-moe", "exaone-moe", "minimax-m2", "deepseek2"), frozenset({"exp_probs_b"})
+        ),
         **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), frozenset({"ssm_dt"})),
         **dict.fromkeys(("granitehybrid", "falcon-h1", "nemotron_h"), frozenset({"ssm_dt", "ssm_conv1d"})),
         "nemotron_h_moe": frozenset({"ssm_dt", "ssm_conv1d", "exp_probs_b"}),
@@ -84,6 +93,11 @@ def _gemma(model: GgufModel) -> dict[str, Any]:
 
 def _seed_oss(model: GgufModel) -> dict[str, Any]:
     return {"attention_bias": _has(model, "attn_q.bias"), "attention_out_bias": False, "mlp_bias": False}
+
+
+def _mistral3(model: GgufModel) -> dict[str, Any]:
+    # llama.cpp ignores the file's window.
+    return {"sliding_window": None}
 
 
 def _smollm3(model: GgufModel) -> dict[str, Any]:
@@ -350,13 +364,16 @@ def _layer_types(num_layers: int, window: int | None) -> list[str]:
 FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingProxyType(
     {
         "gemma": _gemma,
-        "granite": granite_multipliers,
+        "granite": granite,
+        "granitemoe": granitemoe,
         "seed_oss": _seed_oss,
+        "mistral3": _mistral3,
         "smollm3": _smollm3,
         "arcee": _arcee,
         "olmo2": _olmo2,
         "ernie4_5": _ernie4_5,
         "exaone4": _exaone4,
+        "exaone-moe": exaone_moe_config,
         "glm4": _glm4,
         "glm4moe": _glm4moe,
         "dots1": _dots1,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,24 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = WeightFile(path)
-        cursor = GgufCursor(self._file)
-        magic = cursor.head(len(_MAGIC))
         self.metadata: dict[str, Any]
         self.metadata_types: dict[str, tuple[int, int | None]] = {}
         self.tensors: dict[str, GgufTensor]
+        self._file = WeightFile(path)
+        try:
+            self._read_head()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; tensors that were read stay valid."""
+        self._file.close()
+
+    def _read_head(self) -> None:
+        """Read all that comes before the tensors' data."""
+        cursor = GgufCursor(self._file)
+        magic = cursor.head(len(_MAGIC))
         if magic == GGJT:
             self.metadata, self.tensors = read_ggml(self._file)
             values = {key: GgufValue.of(value) for key, value in self.metadata.items()}
@@ -67,10 +80,6 @@ class GgufFile:
             raise cursor.malformed(f"it has {num_values} metadata keys and {num_tensors} tensors")
         self.metadata = self._read_metadata(cursor, num_values)
         self.tensors = self._read_tensors(cursor, num_tensors)
-
-    def close(self) -> None:
-        """Close the file; tensors that were read stay valid."""
-        self._file.close()
 
     def _check_magic(self, magic: bytes) -> None:
         if magic == _MAGIC:
@@ -154,18 +163,32 @@ class GgufFile:
 
 
 def open_gguf(path: Path) -> list[GgufFile]:
-    """Open a GGUF file, and if it is part of a split model, all other parts.
+    """Open a GGUF file, and if it is part of a split model, all other parts. After an error none stays open.
 
     :param path: the file, or any part
     :returns: the parts in order; the first has the model's metadata
     :raises CheckpointError: a part is missing, or one cannot be read: see :class:`GgufFile`
     :raises UnsupportedQuantizationError: a tensor has a type that cannot be decoded
     """
-    file = GgufFile(path)
-    count = file.metadata.get("split.count", 1)
+    with ExitStack() as on_error:
+        file = on_error.enter_context(closing(GgufFile(path)))
+        parts = [
+            file if part == path else on_error.enter_context(closing(GgufFile(part)))
+            for part in _paths_of_parts(path, file.metadata.get("split.count", 1))
+        ]
+        on_error.pop_all()
+    return parts
+
+
+def _paths_of_parts(path: Path, count: Any) -> list[Path]:
+    """Return the paths of all parts of a model, in order.
+
+    :param path: one of them
+    :param count: their number, as the file says
+    :raises CheckpointError: there are too many, or some are missing
+    """
     if count in (0, 1):
-        return [file]
-    path = file.path
+        return [path]
     if not isinstance(count, int) or not 0 < count <= _MAX_PARTS:
         raise CheckpointError(f"{path} is one part of {str(count)[:40]}: at most {_MAX_PARTS} can be read", path=path)
     parts = [path.with_name(name) for name in split_parts(path.name)]
@@ -181,7 +204,7 @@ def open_gguf(path: Path) -> list[GgufFile]:
             f"{path} is one part of {count}: put {', '.join(missing[:3])}{more} into the same directory",
             path=path,
         )
-    return [file if part == path else GgufFile(part) for part in parts]
+    return parts
 
 
 def tensors_of_parts(files: Iterable[GgufFile]) -> dict[str, GgufTensor]:

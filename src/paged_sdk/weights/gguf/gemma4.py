@@ -26,7 +26,7 @@ def gemma4_config(model: GgufModel) -> dict[str, Any]:
     :raises CheckpointError: a key or tensor is missing or malformed
     :raises UnsupportedArchitectureError: the layers differ in another way than in released models
     """
-    windowed = _windowed(model)
+    windowed = model.windowed()
     counts, sizes = model.of_layers("attention.head_count_kv"), model.of_layers("feed_forward_length")
     full_size, size = model.head_dim, model.integer("attention.key_length_swa")
     for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
@@ -79,16 +79,6 @@ def gemma4_config(model: GgufModel) -> dict[str, Any]:
             "moe_intermediate_size": model.integer("expert_feed_forward_length"),
         }
     return config
-
-
-def _windowed(model: GgufModel) -> list[bool]:
-    """Return whether each layer has a window."""
-    key = "gemma4.attention.sliding_window_pattern"
-    pattern = model.metadata.get(key)
-    is_list = isinstance(pattern, list) and all(isinstance(each, bool | int) and each in (0, 1) for each in pattern)
-    if not isinstance(pattern, list) or not is_list or len(pattern) != model.num_layers:
-        raise model.malformed(f"metadata {key} is {shown(pattern)}: expected true or false for each layer")
-    return list(map(bool, pattern))
 
 
 def _rotated_share(model: GgufModel, head_dim: int) -> float:

@@ -9,6 +9,8 @@ from paged_sdk.weights.gguf.architecture import EACH
 __all__ = [
     "ATTENTION",
     "EXPERTS",
+    "GRANITE_EXPERTS",
+    "GRANITE_SHARED",
     "MLP",
     "PRE_NORM",
     "PROJECTIONS",
@@ -39,6 +41,15 @@ SHARED_EXPERT: Final = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+GRANITE_EXPERTS: Final = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": f"block_sparse_moe.experts.{EACH}.gate_proj",
+    "ffn_up_exps": f"block_sparse_moe.experts.{EACH}.up_proj",
+    "ffn_down_exps": f"block_sparse_moe.experts.{EACH}.down_proj",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+# A gate and an up projection that Hugging Face fuses.
+GRANITE_SHARED: Final = {"shared_mlp.input_linear": ("ffn_gate_shexp", "ffn_up_shexp")}
 UP_DOWN: Final = {"ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 PRE_NORM: Final = {"ffn_norm": "post_attention_layernorm"}
 SANDWICH_NORMS: Final = {

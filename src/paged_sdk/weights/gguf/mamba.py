@@ -10,12 +10,12 @@ from torch import Tensor
 
 from paged_sdk.config.decoder import BranchScales, DecoderConfig, LayerParts
 from paged_sdk.config.recurrent import Mamba2Config
+from paged_sdk.weights.gguf.granite import granite_multipliers, has_positions
 from paged_sdk.weights.gguf.model import GgufModel
 from paged_sdk.weights.gguf.routing import SHARED_SIZE, grouped_config
 
 __all__ = [
     "falcon_h1",
-    "granite_multipliers",
     "granitehybrid",
     "mamba_metadata",
     "nemotron_h",
@@ -28,28 +28,15 @@ _KINDS: Final = ("linear_attention", "full_attention")
 _LATENT_SIZE: Final = "moe_latent_size"
 
 
-def granite_multipliers(model: GgufModel) -> dict[str, Any]:
-    """Return Granite's multipliers; 0 in the file means the default."""
-    return {
-        "attention_multiplier": model.number("attention.scale", 0.0) or model.head_dim**-0.5,
-        "embedding_multiplier": model.number("embedding_scale", 0.0) or 1.0,
-        "residual_multiplier": model.number("residual_scale", 0.0) or 1.0,
-        "logits_scaling": model.number("logit_scale", 0.0) or 1.0,
-    }
-
-
 def granitehybrid(model: GgufModel) -> dict[str, Any]:
-    """Return the settings of Granite 4, whose layers without KV heads are Mamba-2 layers. As in llama.cpp, a key for
-    rotary scaling says whether there are positions.
-    """
+    """Return the settings of Granite 4, whose layers without KV heads are Mamba-2 layers."""
     width, hidden_size = model.integer("ssm.inner_size"), model.integer("embedding_length")
     if width % hidden_size:
         raise model.unsupported(f"Mamba-2 layers of {width} columns, no multiple of the hidden size {hidden_size},")
-    rotates = model.metadata.get("granitehybrid.rope.scaling.finetuned", True)
     kinds = [_KINDS[count > 0] for count in model.of_layers("attention.head_count_kv")]
     return granite_multipliers(model) | {
         "layer_types": kinds,
-        "position_embedding_type": "rope" if rotates else "nope",
+        "position_embedding_type": "rope" if has_positions(model) else "nope",
         "num_local_experts": model.integer("expert_count", 0, minimum=0),
         "shared_intermediate_size": model.integer(SHARED_SIZE if model.has_experts else "feed_forward_length"),
         "mamba_expand": width // hidden_size,
@@ -134,9 +121,8 @@ def mamba_metadata(config: DecoderConfig, mamba: Mamba2Config) -> dict[str, Any]
         values["attention.head_count_kv"] = [
             config.num_kv_heads if layer in attending else 0 for layer in range(config.num_layers)
         ]
-    width = config.intermediate_size if config.moe is None else config.moe.intermediate_size
-    values["feed_forward_length"] = width
     if config.parts:
+        width = config.intermediate_size if config.moe is None else config.moe.intermediate_size
         values["attention.layer_norm_epsilon"] = float(config.norm_eps)  # llama.cpp wants both, and reads the other
         values["feed_forward_length"] = [width if part is LayerParts.MLP else 0 for part in config.parts]
     if config.moe is not None and config.moe.latent_size is not None:

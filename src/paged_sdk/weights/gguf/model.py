@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,10 @@ from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, show
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.gguf.tensor import GgufTensor
 
-__all__ = ["LATENT", "GgufModel"]
+__all__ = ["LATENT", "OF_LAYER", "GgufModel"]
+
+OF_LAYER: Final = re.compile(r"blk\.(\d{1,9})\.")
+"""Matches the start of the name of a layer's tensor: its group is the layer's number."""
 
 LATENT: Final = frozenset({"deepseek2"})
 """Architectures with latent attention, whose heads are described by other keys."""
@@ -82,6 +86,20 @@ class GgufModel:
             raise self.malformed(f"metadata {self.architecture}.{key} is {shown(values)}: expected {what}")
         return values
 
+    def windowed(self, period: int | None = None) -> list[bool]:
+        """Return whether each layer has a window: a list says so, or a period n, which leaves out every n-th layer.
+
+        :param period: that of files which say neither; None: they are refused
+        """
+        key = f"{self.architecture}.attention.sliding_window_pattern"
+        pattern = self.metadata.get(key, period)
+        if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0:
+            return [(layer + 1) % pattern != 0 for layer in range(self.num_layers)]
+        is_list = isinstance(pattern, list) and all(isinstance(each, bool | int) and each in (0, 1) for each in pattern)
+        if not isinstance(pattern, list) or not is_list or len(pattern) < self.num_layers:
+            raise self.malformed(f"metadata {key} is {shown(pattern)}: expected true or false for each layer")
+        return list(map(bool, pattern[: self.num_layers]))
+
     def tensor(self, name: str) -> GgufTensor:
         found = self.tensors.get(name)
         if found is None:
@@ -113,6 +131,17 @@ class GgufModel:
         if count > len(self.tensors):
             raise self.malformed(f"it has {len(self.tensors)} tensors for {count} layers")
         return count
+
+    def check_layers(self) -> None:
+        """Refuse a file with tensors of more layers than it says that it has.
+
+        :raises CheckpointError: it has such a tensor
+        """
+        count = self.integer("block_count")
+        for name in self.tensors:
+            match = OF_LAYER.match(name)
+            if match is not None and int(match[1]) >= count:
+                raise self.malformed(f"it has tensor {shown(name)}, and {count} layers by its metadata")
 
     @property
     def head_dim(self) -> int:

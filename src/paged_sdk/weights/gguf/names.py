@@ -26,6 +26,8 @@ from paged_sdk.weights.gguf.encoder_names import ENCODERS
 from paged_sdk.weights.gguf.layer_names import (
     ATTENTION,
     EXPERTS,
+    GRANITE_EXPERTS,
+    GRANITE_SHARED,
     MLP,
     PRE_NORM,
     PROJECTIONS,
@@ -155,6 +157,9 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "qwen2vl": GgufArchitecture(model_type="qwen2_vl_text", block_names=ATTENTION | PRE_NORM | MLP),
         "qwen3vl": GgufArchitecture(model_type="qwen3_vl_text", block_names=ATTENTION | QK_NORM | PRE_NORM | MLP),
         "qwen3moe": GgufArchitecture(model_type="qwen3_moe", block_names=ATTENTION | QK_NORM | PRE_NORM | EXPERTS),
+        "qwen3vlmoe": GgufArchitecture(
+            model_type="qwen3_vl_moe_text", block_names=ATTENTION | QK_NORM | PRE_NORM | EXPERTS
+        ),
         "phi3": GgufArchitecture(model_type="phi3", block_names=_FUSED),
         "gemma2": GgufArchitecture(model_type="gemma2", block_names=ATTENTION | SANDWICH_NORMS | MLP, norm_offset=1.0),
         "gemma3": GgufArchitecture(
@@ -178,6 +183,14 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             permuted_qk=True,
             bias_groups=_BIAS_GROUPS,
         ),
+        "granitemoe": GgufArchitecture(
+            model_type="granitemoe",
+            block_names=ATTENTION | PRE_NORM | GRANITE_EXPERTS,
+            joined=GRANITE_SHARED,
+            permuted_qk=True,
+            bias_groups={"attention_bias": tuple(PROJECTIONS)},
+        ),
+        "mistral3": GgufArchitecture(model_type="ministral3", block_names=ATTENTION | PRE_NORM | MLP, permuted_qk=True),
         "smollm3": GgufArchitecture(
             model_type="smollm3",
             block_names=ATTENTION | PRE_NORM | MLP,
@@ -197,6 +210,11 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "ernie4_5": GgufArchitecture(model_type="ernie4_5", block_names=ATTENTION | PRE_NORM | MLP),
         "olmo2": GgufArchitecture(model_type="olmo2", block_names=PROJECTIONS | QK_NORM | _OUTPUT_NORMS | MLP),
         "exaone4": GgufArchitecture(model_type="exaone4", block_names=PROJECTIONS | QK_NORM | _OUTPUT_NORMS | MLP),
+        "exaone-moe": GgufArchitecture(
+            model_type="exaone_moe",
+            block_names=ATTENTION | QK_NORM | PRE_NORM | MLP | EXPERTS | _SHARED_EXPERTS,
+            bare_names={"exp_probs_b.bias": "mlp.e_score_correction_bias"},
+        ),
         "glm4": GgufArchitecture(model_type="glm4", block_names=ATTENTION | _GLM4),
         "glm4moe": GgufArchitecture(
             model_type="glm4_moe",

@@ -12,6 +12,8 @@ from paged_sdk.weights.gguf.architecture import EACH, TOP_NAMES, GgufArchitectur
 from paged_sdk.weights.gguf.layer_names import (
     ATTENTION,
     EXPERTS,
+    GRANITE_EXPERTS,
+    GRANITE_SHARED,
     MLP,
     PRE_NORM,
     PROJECTIONS,
@@ -90,13 +92,6 @@ _NEMOTRON_H_EXPERTS = {
 }
 # Older files have ssm_in, as Hugging Face's checkpoints do.
 _QWEN3_NEXT = {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
-_GRANITE_EXPERTS = {
-    "ffn_gate_inp": "block_sparse_moe.router.layer",
-    "ffn_gate_exps": f"block_sparse_moe.experts.{EACH}.gate_proj",
-    "ffn_up_exps": f"block_sparse_moe.experts.{EACH}.up_proj",
-    "ffn_down_exps": f"block_sparse_moe.experts.{EACH}.down_proj",
-    "ffn_down_shexp": "shared_mlp.output_linear",
-}
 _GRANITE_HYBRID = GgufArchitecture(
     model_type="granitemoehybrid",
     block_names=ATTENTION | PRE_NORM | _MAMBA | {"ffn_down": "shared_mlp.output_linear"},
@@ -161,8 +156,8 @@ RECURRENT: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             _GRANITE_HYBRID,
             mixture=evolve(
                 _GRANITE_HYBRID,
-                block_names=ATTENTION | PRE_NORM | _MAMBA | _GRANITE_EXPERTS,
-                joined={"shared_mlp.input_linear": ("ffn_gate_shexp", "ffn_up_shexp")},
+                block_names=ATTENTION | PRE_NORM | _MAMBA | GRANITE_EXPERTS,
+                joined=GRANITE_SHARED,
             ),
         ),
         "falcon-h1": GgufArchitecture(
@@ -175,7 +170,7 @@ RECURRENT: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
         "nemotron_h_moe": evolve(
             _NEMOTRON,
             block_names=_NEMOTRON_H | _NEMOTRON_H_EXPERTS,
-            bare_names=_NEMOTRON.bare_names | {"exp_probs_b.bias": "mixer.gate.e_score_correction_bias"},
+            bare_names={**_NEMOTRON.bare_names, "exp_probs_b.bias": "mixer.gate.e_score_correction_bias"},
         ),
     }
 )

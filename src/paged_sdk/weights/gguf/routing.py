@@ -13,6 +13,7 @@ from paged_sdk.weights.gguf.model import GgufModel
 __all__ = [
     "SHARED_SIZE",
     "ernie_config",
+    "exaone_moe_config",
     "gating_functions",
     "grouped_config",
     "hunyuan_moe_config",
@@ -31,7 +32,7 @@ _NO_GATE, _SOFTMAX_GATE, _SIGMOID_GATE = 0, 1, 2
 
 # Of deepseek2, the file says whether weights are a softmax or sigmoids.
 _BOTH: Final = frozenset({"deepseek2"})
-_GROUPED: Final = _BOTH | {"glm4moe", "dots1", "nemotron_h_moe"}
+_GROUPED: Final = _BOTH | {"glm4moe", "dots1", "exaone-moe", "nemotron_h_moe"}
 # Architectures whose first layers may have a dense MLP.
 _WITH_DENSE: Final = (_GROUPED - {"nemotron_h_moe"}) | {"lfm2moe", "ernie4_5-moe"}
 _SIGMOIDS: Final = (_GROUPED - _BOTH) | {"lfm2moe", "minimax-m2"}
@@ -39,10 +40,12 @@ _SIGMOIDS: Final = (_GROUPED - _BOTH) | {"lfm2moe", "minimax-m2"}
 _SIGMOIDS_UNSAID: Final = frozenset({(47, 154_880), (48, 154_880)})
 # Keys of which the value is read for these architectures; others must not have them.
 _KEYS: Final[Mapping[str, Collection[str]]] = MappingProxyType(
-    dict.fromkeys(("qwen2moe", "qwen3next", "qwen35moe", "granitehybrid"), (SHARED_SIZE,))
+    dict.fromkeys(("qwen2moe", "qwen3next", "qwen35moe", "granitemoe", "granitehybrid"), (SHARED_SIZE,))
     | dict.fromkeys(_GROUPED, (_SHARED_COUNT, SHARED_SIZE, _SCALE, _GROUPS))
     | {"ernie4_5-moe": (_SHARED_COUNT, SHARED_SIZE), "hunyuan-moe": (_SHARED_COUNT, SHARED_SIZE)}
 )
+# Every fourth layer of EXAONE has no window, unless files say otherwise.
+_WINDOW_PERIOD: Final = 4
 # llama.cpp scores groups of experts by the sum of so many of their largest weights.
 _GROUP_SCORE_SIZE: Final = 2
 # llama.cpp divides by no smaller sum of weights.
@@ -61,11 +64,16 @@ def gating_functions(architecture: str) -> tuple[int, ...]:
     return (_NO_GATE, _SIGMOID_GATE) if architecture in _SIGMOIDS else (_NO_GATE, _SOFTMAX_GATE)
 
 
-def grouped_config(model: GgufModel) -> dict[str, Any]:
-    """Return the settings of experts that are chosen from groups, with shared experts."""
+def grouped_config(
+    model: GgufModel, count: str = "n_routed_experts", shared_count: str = "n_shared_experts"
+) -> dict[str, Any]:
+    """Return the settings of experts that are chosen from groups, with shared experts.
+
+    :param count: the config's field with the number of experts; ``shared_count`` likewise of shared ones
+    """
     return {
-        "n_routed_experts": model.integer("expert_count"),
-        "n_shared_experts": model.integer(_SHARED_COUNT),
+        count: model.integer("expert_count"),
+        shared_count: model.integer(_SHARED_COUNT),
         "moe_intermediate_size": model.integer("expert_feed_forward_length"),
         "first_k_dense_replace": model.integer(_FIRST, 0, minimum=0),
         "routed_scaling_factor": model.number(_SCALE, 0.0) or 1.0,
@@ -113,6 +121,22 @@ def ernie_config(model: GgufModel) -> dict[str, Any]:
         "moe_num_shared_experts": shared // size,
         "moe_layer_start_index": model.integer(_FIRST, 0, minimum=0),
         "moe_layer_interval": model.integer("interleave_moe_layer_step", 1),
+    }
+
+
+def exaone_moe_config(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of EXAONE with experts, whose layers without a window have no positions.
+
+    :raises UnsupportedArchitectureError: layers with a window have a base of frequencies of their own
+    """
+    theta = model.number("rope.freq_base", 10_000.0)
+    if (of_windows := model.number("rope.freq_base_swa", theta)) != theta:
+        raise model.unsupported(f"metadata {model.architecture}.rope.freq_base_swa = {of_windows}")
+    return grouped_config(model, "num_experts", "num_shared_experts") | {
+        "sliding_window": model.integer("attention.sliding_window"),
+        "layer_types": [
+            "sliding_attention" if has_window else "full_attention" for has_window in model.windowed(_WINDOW_PERIOD)
+        ],
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, RATES, TILED, VECTORS, GgufArchitecture, stem_of
 from paged_sdk.weights.gguf.config import config_from_gguf
 from paged_sdk.weights.gguf.file import open_gguf, tensors_of_parts
+from paged_sdk.weights.gguf.model import OF_LAYER
 from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
 from paged_sdk.weights.gguf.tensor import GgufTensor, RowDifference
 from paged_sdk.weights.gguf.weight import GgufWeight, JoinedWeight, LatentUpWeight
@@ -27,7 +27,6 @@ from paged_sdk.weights.weight_file import WeightFile
 __all__ = ["GgufSource"]
 
 _MAX_STACK = 1 << 12  # experts per layer; models in use have up to 512
-_OF_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 # Tensors that are settings rather than weights; config_from_gguf reads them.
 _SETTINGS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 
@@ -63,18 +62,28 @@ class GgufSource:
         self._path = path
         self._files = open_gguf(path)
         self.metadata: dict[str, Any] = self._files[0].metadata
-        tensors = tensors_of_parts(self._files)
-        self.config: dict[str, Any] = config_from_gguf(self.metadata, tensors, path)
+        try:
+            tensors = tensors_of_parts(self._files)
+            self.config: dict[str, Any] = config_from_gguf(self.metadata, tensors, path)
+            self._weights = self._all_weights(tensors)
+        except BaseException:
+            self.close()
+            raise
+
+    def _all_weights(self, tensors: Mapping[str, GgufTensor]) -> dict[str, GgufWeight | JoinedWeight | LatentUpWeight]:
+        """Return what the checkpoint holds, by Hugging Face name.
+
+        :param tensors: the tensors of all parts, by GGUF name
+        """
         architecture = ARCHITECTURES[self.metadata["general.architecture"]].of_file(tensors)
-        self._weights: dict[str, GgufWeight | JoinedWeight | LatentUpWeight] = {
+        weights: dict[str, GgufWeight | JoinedWeight | LatentUpWeight] = {
             name: self._weight(architecture, tensor)
             for stored in tensors.values()
             if not stored.name.startswith(_SETTINGS) and not self._is_of_later_layers(stored.name)
             for name, tensor in self._named(architecture, stored)
         }
-        self._weights |= self._joined(architecture, tensors)
-        for name, tensor in self._left_out(architecture, tensors):
-            self._weights[name] = GgufWeight(tensor)
+        weights |= self._joined(architecture, tensors)
+        return weights | {name: GgufWeight(zeros) for name, zeros in self._left_out(architecture, tensors)}
 
     @property
     def is_quantized(self) -> bool:
@@ -122,8 +131,8 @@ class GgufSource:
         layer, _, own = tensor.name.rpartition(".")[0].rpartition(".")
         if any(own in stems for stems in architecture.joined.values()):
             return
-        if own in architecture.divided:
-            yield from self._divided(architecture, layer.removeprefix("blk."), architecture.divided[own], tensor)
+        if parts := architecture.parts(own):
+            yield from self._divided(architecture, layer.removeprefix("blk."), parts, tensor)
             return
         name = self._name(architecture, tensor.name)
         if tensor.name == RANK_HEAD and not architecture.is_encoder:
@@ -155,13 +164,22 @@ class GgufSource:
     def _divided(
         self, architecture: GgufArchitecture, layer: str, names: Sequence[str], tensor: GgufTensor
     ) -> Iterator[tuple[str, GgufTensor]]:
-        """Yield equal parts of a tensor's rows, by Hugging Face name."""
+        """Yield equal parts of a matrix's rows, or of those of each matrix of a stack, by Hugging Face name."""
         kind = tensor.name.rpartition(".")[2]
-        rows, *row = tensor.shape
-        if rows % len(names) or (not row and tensor.is_quantized):
+        shape = tensor.shape if EACH in names[0] else (1, *tensor.shape)
+        is_vector = kind == "bias"
+        if (
+            len(shape) != (2 if is_vector else 3)
+            or shape[0] > _MAX_STACK
+            or shape[1] % len(names)
+            or (is_vector and tensor.is_quantized)
+        ):
             raise self._misfit(tensor, f"cannot be {len(names)} parts")
-        parts = evolve(tensor, shape=(len(names), rows // len(names), *row)).unstacked()
-        for name, part in zip(names, parts, strict=True):
+        count, rows, *row = shape
+        parts = evolve(tensor, shape=(count * len(names), rows // len(names), *row)).unstacked()
+        for place, part in enumerate(parts):
+            index, own = divmod(place, len(names))
+            name = names[own].replace(EACH, str(index))
             yield f"{architecture.body}{architecture.layers}.{layer}.{name}.{kind}", part
 
     def _left_out(
@@ -195,7 +213,7 @@ class GgufSource:
 
     def _is_of_later_layers(self, name: str) -> bool:
         """Return whether a tensor belongs to layers that predict further tokens (MTP), which follow the model's own."""
-        match = _OF_LAYER.match(name)
+        match = OF_LAYER.match(name)
         return match is not None and int(match[1]) >= self.config["num_hidden_layers"]
 
     def _joined(

@@ -207,7 +207,7 @@ EXPORTS: Final[Mapping[str, ExportedEncoder]] = MappingProxyType(
         "internvl": ExportedEncoder(projector="internvl", metadata=_internvl, pieces=_as_it_is),
         "qwen2_vl": ExportedEncoder(projector="qwen2vl_merger", metadata=_qwen2_vl, pieces=_qwen_pieces),
         "qwen2_5_vl": ExportedEncoder(projector="qwen2.5vl_merger", metadata=_qwen2_5_vl, pieces=_qwen_pieces),
-        **dict.fromkeys(("qwen3_vl", "qwen3_5", "qwen3_5_moe"), _QWEN3),
+        **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3),
     }
 )
 """The encoders that can be written, by Hugging Face's ``model_type``."""

@@ -402,7 +402,7 @@ PROJECTORS: Final[Mapping[str, Projector]] = MappingProxyType(
             tokens=("<|image_pad|>", "<image>"),
             text_type="qwen3_vl_text",
             # Qwen 3.5's encoder is Qwen3-VL's without the vectors for later layers.
-            decoders=frozenset({"qwen3_vl_text", "qwen3_5_text", "qwen3_5_moe_text"}),
+            decoders=frozenset({"qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text"}),
             edit=_edit_qwen3,
         ),
     }
