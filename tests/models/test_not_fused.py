@@ -15,6 +15,7 @@ from paged_sdk import ConfigError, Model, SamplingParams, TextModelBuilder
 
 pytestmark = [pytest.mark.anyio, needs_library]
 
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
