@@ -80,9 +80,9 @@ def attention_cases(heads: tuple[int, int, int] = (32, 8, 128)) -> Iterator[Case
     scale = _empty(*pages[:3], dtype=torch.float32)
     offsets = _empty(8192 // KEY_SPAN, num_kv_heads, head_dim, dtype=torch.float32)
     caches = {
-        "bf16": LayerCache(plain, plain),
-        "f8e4m3": LayerCache(codes, codes, scale, scale),
-        "f8e4m3 with key offsets": LayerCache(codes, codes, scale, scale, offsets),
+        "bf16": LayerCache(plain, torch.empty_like(plain)),
+        "f8e4m3": LayerCache(codes, torch.empty_like(codes), scale, scale),
+        "f8e4m3 with key offsets": LayerCache(codes, torch.empty_like(codes), scale, scale, offsets),
     }
     for cache_name, cache in caches.items():
         for what, num_rows, num_tokens in (("decode", 256, 1), ("chunk of a prompt", 1, 2048)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
@@ -20,23 +21,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.ahead import compile_side_by_side
 from benchmarks.gpu.timing import Row, copy_bandwidth, microseconds
+from paged_sdk.attention.pool_settings import PoolSettings
+from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.flash_prefill import PrefillRows, flash_prefill, why_not
-from paged_sdk.kernels.kv_cache import reshape_and_cache
 from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape
 from paged_sdk.kernels.triton.attention_tile import Tile
+from paged_sdk.kernels.triton.kv_cache import reshape_and_cache
 from paged_sdk.kernels.triton.paged_attention import paged_attention
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
 from paged_sdk.kernels.triton.paged_decode import paged_decode_attention
 from paged_sdk.kernels.triton.paged_prefill import paged_prefill_attention
 
-__all__ = ["run", "sweep"]
+__all__ = ["Batch", "Heads", "decode_row", "make_batch", "pages_decoded_first", "prefill_row", "run", "sweep"]
 
-NUM_HEADS: Final = 32
-NUM_KV_HEADS: Final = 8
-HEAD_DIM: Final = 128
 BLOCK_SIZE: Final = 32
-SCALE: Final = HEAD_DIM**-0.5
 # sequences, tokens of context each
 DECODES: Final = ((64, 4096), (1, 65_536), (16, 1024), (256, 1024), (32, 8192))
 # as DECODES, with a longer last sequence, in a step that is recorded for a still longer maximum
@@ -61,6 +60,27 @@ PREFILL_TILES: Final = (
 )
 
 
+@frozen(kw_only=True)
+class Heads:
+    """Describes the heads of a layer.
+
+    :ivar key_only: above 0: latent vectors, keys that are the values, too, from this element on
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    key_only: int = 0
+
+    @property
+    def scale(self) -> float:
+        """Return what multiplies the scores."""
+        return 1 / math.sqrt(self.head_dim)
+
+
+LLAMA: Final = Heads(num_heads=32, num_kv_heads=8, head_dim=128)
+
+
 @frozen
 class Batch:
     """Holds rows over a paged cache with blocks in random order.
@@ -69,6 +89,7 @@ class Batch:
     :ivar more_keys: additional keys of the last row
     """
 
+    heads: Heads
     query: Tensor
     cache: LayerCache
     rows: PagedRows
@@ -87,12 +108,13 @@ class Batch:
     def num_operations(self) -> int:
         """Return the multiplications and additions of causal attention, without those of the softmax."""
         pairs = sum(self.length - self.num_tokens + i + 1 for i in range(self.num_tokens))
-        return self.num_rows * 4 * HEAD_DIM * NUM_HEADS * pairs
+        per_pair = 2 * (2 * self.heads.head_dim - self.heads.key_only) * self.heads.num_heads
+        return self.num_rows * per_pair * pairs
 
     @property
     def inputs(self) -> tuple[Tensor, LayerCache, PagedRows, ScoreOptions]:
         """Return the inputs of attention."""
-        return self.query, self.cache, self.rows, ScoreOptions(scale=SCALE)
+        return self.query, self.cache, self.rows, ScoreOptions(scale=self.heads.scale)
 
 
 def make_batch(
@@ -101,6 +123,7 @@ def make_batch(
     length: int,
     device: torch.device,
     *,
+    heads: Heads = LLAMA,
     quantized: bool = False,
     more_keys: int = 0,
     max_context_len: int | None = None,
@@ -112,15 +135,22 @@ def make_batch(
     blocks_of_row, more_blocks = -(-length // BLOCK_SIZE), -(-more_keys // BLOCK_SIZE)
     num_blocks = num_rows * blocks_of_row + more_blocks
     max_context_len = max_context_len or length + more_keys
-    shape = (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
-    caches = [torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2)]
-    k_scale = v_scale = None
-    if quantized:
-        key, value = (cache.flatten(0, 1) for cache in caches)
-        caches = [torch.empty(shape, dtype=torch.float8_e4m3fn, device=device) for _ in range(2)]
-        k_scale, v_scale = (torch.empty(shape[:-1], device=device) for _ in range(2))
-        reshape_and_cache(key, value, caches[0], caches[1], torch.arange(len(key), device=device), k_scale, v_scale)
-    query = torch.randn(num_rows * num_tokens, NUM_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=device)
+    settings = PoolSettings(
+        block_size=BLOCK_SIZE,
+        dtype=torch.bfloat16,
+        device=device,
+        cache_type=PagedCacheType.F8E4M3 if quantized else PagedCacheType.AUTO,
+    )
+    is_latent = heads.key_only > 0
+    cache = settings.pages(
+        0, num_blocks, heads.num_kv_heads, heads.head_dim, values_are_keys=is_latent, key_only=heads.key_only
+    )
+    vectors = (num_blocks * BLOCK_SIZE, heads.num_kv_heads, heads.head_dim)
+    key, value = (torch.randn(vectors, dtype=torch.bfloat16, device=device) for _ in range(2))
+    slots = torch.arange(len(key), device=device)
+    reshape_and_cache(key, value, cache.key, cache.value, slots, cache.k_scale, cache.v_scale)
+    shape = (num_rows * num_tokens, heads.num_heads, heads.head_dim)
+    query = torch.randn(shape, dtype=torch.bfloat16, device=device)
     blocks = torch.randperm(num_blocks, device=device).int()
     tables = torch.zeros(num_rows, -(-max_context_len // BLOCK_SIZE), dtype=torch.int32, device=device)
     tables[:, :blocks_of_row] = blocks[more_blocks:].view(num_rows, blocks_of_row)
@@ -135,14 +165,13 @@ def make_batch(
         max_seqlen_q=num_tokens,
         max_context_len=max_context_len,
     )
-    cache = LayerCache(caches[0], caches[1], k_scale, v_scale)
-    return Batch(query, cache, rows, num_rows, num_tokens, length, more_keys)
+    return Batch(heads, query, cache, rows, num_rows, num_tokens, length, more_keys)
 
 
 def prefill_references(batch: Batch, device: torch.device) -> dict[str, float]:
     """Return the microseconds of torch's attention."""
     times = torch_times(batch, device) if batch.num_tokens == batch.length else {}
-    if why_not(torch.bfloat16, HEAD_DIM, device) is None:
+    if why_not(torch.bfloat16, batch.heads.head_dim, device) is None:
         times["torch flash over pages"] = microseconds(flash_over_pages(batch, device))
     return times
 
@@ -151,22 +180,23 @@ def flash_over_pages(batch: Batch, device: torch.device) -> Callable[[], Tensor]
     """Return a call of torch's FlashAttention as in an engine; for a chunk of a prompt, this includes gathering the
     keys.
     """
-    shape = (len(batch.query), NUM_KV_HEADS, HEAD_DIM)
+    shape = (len(batch.query), batch.heads.num_kv_heads, batch.heads.head_dim)
     key, value = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
-    return partial(flash_prefill, batch.query, key, value, batch.cache, prefill_rows(batch), scale=SCALE)
+    return partial(flash_prefill, batch.query, key, value, batch.cache, prefill_rows(batch), scale=batch.heads.scale)
 
 
 def pages_decoded_first(batch: Batch, device: torch.device) -> Callable[[], Tensor]:
     """Return a call of the Triton kernels as in an engine, for a long chunk of a prompt over an f8e4m3 cache."""
     shape = PrefillShape(
-        num_heads=NUM_HEADS,
-        num_kv_heads=NUM_KV_HEADS,
-        head_dim=HEAD_DIM,
+        num_heads=batch.heads.num_heads,
+        num_kv_heads=batch.heads.num_kv_heads,
+        head_dim=batch.heads.head_dim,
         block_size=BLOCK_SIZE,
         dtype=torch.bfloat16,
         device=device,
-        scale=SCALE,
+        scale=batch.heads.scale,
         quantized=True,
+        values_are_keys=batch.cache.values_are_keys,
     )
     prefill = PagedPrefill(shape=shape, paged=paged_attention, flash=None, reason="it is measured")
     nothing = batch.query.new_empty(0)  # all keys are in the cache
@@ -188,15 +218,15 @@ def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
     """Return the microseconds of torch's attention over contiguous keys of whole prompts, by backend that supports the
     shape.
     """
-    shape = (batch.num_rows, NUM_HEADS, batch.length, HEAD_DIM)
-    query = torch.randn((*shape[:2], batch.num_tokens, HEAD_DIM), dtype=torch.bfloat16, device=device)
+    shape = (batch.num_rows, batch.heads.num_heads, batch.length, batch.heads.head_dim)
+    query = torch.randn((*shape[:2], batch.num_tokens, shape[3]), dtype=torch.bfloat16, device=device)
     key, value = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
     times = {}
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
         try:
             with sdpa_kernel(backend):
                 times[f"torch {backend.name.lower()}"] = microseconds(
-                    lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=SCALE)
+                    lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=batch.heads.scale)
                 )
         except RuntimeError:  # the backend does not support the shape
             continue

@@ -125,6 +125,7 @@ PARTS: Final[Mapping[str, Part]] = MappingProxyType(
         "llama": Part(seconds=110, rows=partial(_own, "llama")),
         "mixed_steps": Part(seconds=70, rows=partial(_mixed, "llama")),
         "paged_attention": Part(seconds=50, rows=partial(_kernel, "paged_attention"), needs_gpu=True),
+        "large_heads": Part(seconds=40, rows=partial(_kernel, "large_heads"), needs_gpu=True),
         "llama_q4_k": Part(seconds=60, rows=partial(_own, "llama", quantized=True)),
         "qwen3_moe": Part(seconds=75, rows=partial(_own, "qwen3_moe")),
         "quantized_linear": Part(seconds=70, rows=partial(_kernel, "quantized_linear"), needs_gpu=True),

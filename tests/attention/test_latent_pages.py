@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import pytest
 import torch
@@ -20,8 +21,14 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.latent_attention import LatentAttentionConfig
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.config.rope import RopeConfig
 from paged_sdk.kernels.attention_inputs import LayerCache, Precision
+from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.layers.rotary import RotaryEmbedding
 from spans import span
+
+#: A prompt beside a decode, decodes alone, and a chunk beside drafts and a text's first token.
+SHORT_STEPS: Final[tuple[dict[int, int], ...]] = ({0: 7, 1: 1}, {1: 1, 0: 1}, {0: 2, 1: 4, 2: 1})
 
 
 def latent_shape(*, num_heads: int = 4, rank: int = 48, num_layers: int = 1) -> DecoderConfig:
@@ -67,6 +74,45 @@ def test_native_pages(num_heads: int, rank: int, dtype: torch.dtype) -> None:
     config = latent_shape(num_heads=num_heads, rank=rank)
     backend, own = native(config, dtype=dtype), texts(config, dtype)
     assert max(run(backend, own, step, tables(16)) for step in STEPS) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(("num_heads", "cache_type"), [(20, PagedCacheType.AUTO), (2, PagedCacheType.F8E4M3)])
+def test_tritons_pages(num_heads: int, cache_type: PagedCacheType, triton_device: torch.device) -> None:
+    """Against torch's pages, rotated in the same launch as they are written: mixed steps, and a copied block."""
+    triton_paged = pytest.importorskip("paged_sdk.attention.triton_paged")
+    config, rotated = latent_shape(num_heads=num_heads), 16
+    own = texts(config, torch.float32)
+    rope = RotaryEmbedding(RopeConfig(rotary_dim=rotated), device=CPU)
+
+    def outputs(kind: type[PagedBackend], device: torch.device) -> list[Tensor]:
+        settings = PoolSettings(block_size=16, dtype=torch.float32, device=device, cache_type=cache_type)
+        backend = kind(config, settings, 257)
+        for tensor in backend.block_tensors:
+            tensor.copy_(torch.full(tensor.shape, torch.nan))
+        computed, blocks, found = [0] * len(own), tables(16), []
+        for step in SHORT_STEPS:
+            spans = [span(computed[i], count, blocks[i]) for i, count in step.items()]
+            positions = torch.cat([torch.arange(each.start, each.end) for each in spans])
+            query_key = torch.cat(
+                [
+                    torch.cat((own[i].query[0], own[i].key[0]), 1)[s.start : s.end]
+                    for i, s in zip(step, spans, strict=True)
+                ]
+            ).to(device)
+            at = rope.at(positions)
+            rotation = Rotation(at.cosines.to(device), at.sines.to(device))
+            output = backend.prepare(spans).rotate_and_forward(0, query_key, query_key[:, -1:], rotation)
+            found.append(output[..., rotated:].cpu())
+            for i, count in step.items():
+                computed[i] += count
+            if blocks[0][0] != 256:
+                backend.copy([(blocks[0][0], 256, 16)])
+                blocks[0][0] = 256
+        return found
+
+    expected = outputs(PagedBackend, CPU)
+    for got, other in zip(outputs(triton_paged.TritonPagedBackend, triton_device), expected, strict=True):
+        torch.testing.assert_close(got, other, rtol=0, atol=TOLERANCE[torch.float32])
 
 
 def generated(backend: AttentionBackend, text: LatentText, cuts: Sequence[int], blocks: Sequence[int]) -> Tensor:

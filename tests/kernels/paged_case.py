@@ -53,6 +53,8 @@ class PagedCase:
     :param quantized: whether the cache is f8e4m3
     :param offset: the size of the offset that is subtracted from its keys before they are stored; None: there is none
     :param window: the sliding window; block table entries of blocks out of it are arbitrary
+    :param key_only: the first elements of keys that are no part of the values, where keys are the values, too (latent
+        attention); None: values are vectors of their own
     """
 
     def __init__(
@@ -65,12 +67,14 @@ class PagedCase:
         quantized: bool = False,
         offset: float | None = None,
         window: int | None = None,
+        key_only: int | None = None,
         seed: int = 0,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         num_heads, num_kv_heads, head_dim = heads
         self.rows = rows
         self.window = window
+        self.key_only = key_only
         counts = [-(-length // block_size) for _, length in rows]
         blocks = torch.randperm(sum(counts) + 2, generator=generator)
         self.block_tables = torch.full((len(rows), max(counts) + 1), ARBITRARY, dtype=torch.int32)
@@ -85,6 +89,8 @@ class PagedCase:
             self.block_tables[row, : len(own)] = own
             if window is not None:
                 self.block_tables[row, : max(0, length - num_tokens - window + 1) // block_size] = ARBITRARY
+        if key_only is not None:
+            caches[1] = caches[0]
         self.key_cache, self.value_cache = caches.to(dtype)
         self.k_scale: Tensor | None = None
         self.v_scale: Tensor | None = None
@@ -113,15 +119,31 @@ class PagedCase:
     @property
     def cache(self) -> LayerCache:
         """Return the pages as they are now."""
-        return LayerCache(self.key_cache, self.value_cache, self.k_scale, self.v_scale, self.key_offsets)
+        return self.cache_on(torch.device("cpu"))
+
+    def cache_on(self, device: torch.device) -> LayerCache:
+        """Return the pages as they are now, on a device."""
+        key, value, k_scale, v_scale, offsets = (
+            None if each is None else each.to(device)
+            for each in (self.key_cache, self.value_cache, self.k_scale, self.v_scale, self.key_offsets)
+        )
+        assert key is not None
+        assert value is not None
+        if self.key_only is not None:
+            return LayerCache(key, key, k_scale, k_scale, offsets, key_only=self.key_only)
+        return LayerCache(key, value, k_scale, v_scale, offsets)
 
     @property
     def paged_rows(self) -> PagedRows:
         """Return the rows as they are now."""
+        return self.rows_on(torch.device("cpu"))
+
+    def rows_on(self, device: torch.device) -> PagedRows:
+        """Return the rows as they are now, on a device."""
         return PagedRows(
-            block_tables=self.block_tables,
-            context_lens=self.context_lens,
-            cu_seqlens_q=self.cu_seqlens_q,
+            block_tables=self.block_tables.to(device),
+            context_lens=self.context_lens.to(device),
+            cu_seqlens_q=self.cu_seqlens_q.to(device),
             max_seqlen_q=self.max_seqlen_q,
             max_context_len=self.max_context_len,
         )

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import attrs
 import pytest
 import torch
 from attrs import evolve
@@ -379,20 +378,41 @@ def test_pages_of_fp8_are_decoded_once(
     assert seen == [False, True, True]  # but once, flash was called
 
 
-@pytest.mark.parametrize("offset", [None, 2.0])
+def test_latent_vectors_of_fp8_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is decoded are keys that are the values, too, as the pages are."""
+    monkeypatch.setattr(prefill_choice, "_TILE", 1)
+    monkeypatch.setattr(prefill_choice, "_WORTH_DECODING", 1)
+    case = PagedCase([(40, 40), (9, 150)], (4, 1, 24), quantized=True, key_only=8)
+    shape = evolve(shape_of(case), quantized=True, values_are_keys=True)
+    seen: list[tuple[bool, bool, int]] = []
+
+    def paged(query: Tensor, cache: LayerCache, *arguments: Any) -> Tensor:
+        seen.append((cache.quantized, cache.values_are_keys, cache.key_only))
+        return paged_attention_reference(query, cache, *arguments)
+
+    nothing = case.query.new_empty(0)  # all keys are in the cache
+    output = PagedPrefill(shape=shape, paged=paged, flash=None, reason="")(
+        case.query, nothing, nothing, case.cache, rows_of(case)
+    )
+    check(output, case.expected(scale=SCALE))
+    assert seen == [(False, True, 8)]
+    assert str(faster_for_prefill(shape)) == "Triton (torch flash: it takes keys and values, not latent vectors)"
+
+
+@pytest.mark.parametrize(("offset", "key_only"), [(None, None), (2.0, None), (None, 8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_kernel_gathers_what_torch_gathers(
-    dtype: torch.dtype, offset: float | None, triton_device: torch.device
+    dtype: torch.dtype, offset: float | None, key_only: int | None, triton_device: torch.device
 ) -> None:
     pytest.importorskip("triton")
     from paged_sdk.kernels.triton import decoded_pages
 
-    case = PagedCase([(1, 150), (3, 20)], (4, 2, 24), quantized=True, offset=offset)
+    case = PagedCase([(1, 150), (3, 20)], (4, 2, 24), quantized=True, offset=offset, key_only=key_only)
     spans = rows_of(case).key_spans(None)
     wanted = gather_decoded(case.cache, spans.slots, spans.positions, dtype)
-    moved: Any = (None if each is None else each.to(triton_device) for each in attrs.astuple(case.cache, recurse=False))
     slots, positions = (each.to(triton_device) for each in (spans.slots, spans.positions))
-    gathered = decoded_pages.gather_decoded(LayerCache(*moved), slots, positions, dtype)
+    gathered = decoded_pages.gather_decoded(case.cache_on(triton_device), slots, positions, dtype)
+    assert (gathered[1] is gathered[0]) == (wanted[1] is wanted[0]) == (key_only is not None)
     for got, expected in zip(gathered, wanted, strict=True):
         # The interpreter cuts bfloat16 off instead of rounding it; a device may fuse the scale with the offset.
         tolerance = 2.0**-7 if dtype == torch.bfloat16 else 2e-6

@@ -220,7 +220,7 @@ def test_blocks_are_copied_in_all_layers(
     pairs = torch.tensor([[0, 3], [1, 5], [0, 4]])
     moved = [[tensor.clone().to(triton_device) for tensor in tensors] for tensors in (caches, scales)]
     copy_blocks_reference(caches[:3], caches[3:], pairs, scales[:3], scales[3:])
-    copy_blocks(moved[0][:3], moved[0][3:], pairs.to(triton_device), moved[1][:3], moved[1][3:])
+    copy_blocks([*moved[0], *moved[1]], pairs.to(triton_device))
     assert_same_bits([*moved[0], *moved[1]], [*caches, *scales])
 
 
@@ -233,7 +233,7 @@ def test_no_tokens_and_no_pairs(triton_device: torch.device) -> None:
     slots = torch.zeros(0, dtype=torch.int64, device=triton_device)
     reshape_and_cache(none, none, cache, cache, slots)
     rotate_and_cache(none, none, none, none[:, 0, :16], none[:, 0, :16], LayerCache(cache, cache), slots)
-    copy_blocks([cache], [cache], torch.zeros(0, 2, dtype=torch.int64, device=triton_device))
+    copy_blocks([cache], torch.zeros(0, 2, dtype=torch.int64, device=triton_device))
     assert not cache.any()
 
 
@@ -248,5 +248,5 @@ def test_offsets_past_two_to_the_31(triton_device: torch.device) -> None:
     slots = torch.tensor([num_blocks * 32 - 1], device=triton_device)
     reshape_and_cache(key, key, cache, cache, slots, scale, scale)
     assert cache[-1, -1].float().eq(448).all()
-    copy_blocks([cache], [cache], torch.tensor([[num_blocks - 1, num_blocks - 2]], device=triton_device))
+    copy_blocks([cache], torch.tensor([[num_blocks - 1, num_blocks - 2]], device=triton_device))
     assert cache[-2, -1].float().eq(448).all()

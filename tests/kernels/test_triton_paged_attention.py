@@ -21,16 +21,15 @@ from paged_sdk.kernels.triton import paged_decode, paged_prefill
 from paged_sdk.kernels.triton.attention_tile import Tile
 from paged_sdk.kernels.triton.paged_attention import paged_attention
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
-from paged_sdk.kernels.triton.paged_decode import SplitPlan, paged_decode_attention, plan_splits
+from paged_sdk.kernels.triton.paged_decode import paged_decode_attention
 from paged_sdk.kernels.triton.paged_prefill import paged_prefill_attention
+from paged_sdk.kernels.triton.split_plan import SplitPlan, most_partial_bytes, plan_splits
 
 SCALE: Final = 0.3
 TOLERANCE: Final = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 MIXED: Final = [(1, 1), (1, 37), (0, 0), (9, 9), (0, 9), (5, 40)]
 HEADS: Final = (2, 1, 16)
 SMALL: Final = Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
-OF_A_CACHE: Final = ("key_cache", "value_cache", "k_scale", "v_scale", "key_offsets")
-OF_ROWS: Final = ("block_tables", "context_lens", "cu_seqlens_q", "max_seqlen_q", "max_context_len")
 KERNELS: Final = ("decode", "splits", "prefill")
 EVERY_KERNEL: Final = pytest.mark.parametrize("kernel", KERNELS)
 NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -50,8 +49,8 @@ def run(
     scores = {"scale": SCALE, "window": case.window} | options
     inputs = (
         placed(case.query),
-        LayerCache(*(placed(getattr(case, name)) for name in OF_A_CACHE)),
-        PagedRows(**{name: placed(getattr(case, name)) for name in OF_ROWS}),
+        case.cache_on(device),
+        case.rows_on(device),
         ScoreOptions(**{name: placed(value) for name, value in scores.items()}),
     )
     if kernel == "choice":
@@ -132,6 +131,68 @@ def test_sizes_of_heads_between_powers_of_two_in_fp8(
     case = PagedCase([(1, 17), (2, 20)], (2, 1, head_dim), dtype=dtype, quantized=True, offset=offset, window=window)
     scale = head_dim**-0.5
     check(run(kernel, case, triton_device, scale=scale), case.expected(scale=scale), torch.bfloat16)
+
+
+@pytest.mark.thinned("kernel", "heads", "key_only", "dtype", "quantized", of=1)
+@EVERY_KERNEL
+@pytest.mark.parametrize(
+    ("heads", "key_only", "dtype", "quantized"),
+    [
+        ((20, 1, 576), 64, torch.bfloat16, False),  # DeepSeek's, and a tile with the end of a token's heads
+        ((16, 1, 576), 64, torch.bfloat16, True),
+        ((3, 1, 72), 8, torch.float16, False),
+        ((2, 1, 40), 4, torch.float32, True),
+        ((4, 1, 100), 0, torch.float32, False),
+    ],
+    ids=str,
+)
+def test_latent_vectors(
+    kernel: str,
+    heads: tuple[int, int, int],
+    key_only: int,
+    dtype: torch.dtype,
+    *,
+    quantized: bool,
+    triton_device: torch.device,
+) -> None:
+    """Keys that are the values, too, from some element on: nothing is written for the elements before it."""
+    rows = [(1, 17), (0, 3), (3, 22), (1, 0)]  # the last fills up a recorded step
+    case = PagedCase(rows, heads, dtype=dtype, quantized=quantized, key_only=key_only)
+    scale = heads[2] ** -0.5
+    out = torch.full(case.query.shape, 7.0, dtype=dtype, device=triton_device)
+    output = run(kernel, case, triton_device, scale=scale, launch={"out": out})
+    assert (output[..., :key_only] == 7.0).all()
+    expected = case.expected(scale=scale)
+    tolerance = torch.bfloat16 if quantized and dtype == torch.float16 else dtype
+    check(output[..., key_only:], expected[..., key_only:], tolerance)
+
+
+@pytest.mark.thinned("kernel", "quantized", of=1)
+@EVERY_KERNEL
+@pytest.mark.parametrize("quantized", [False, True])
+def test_what_shapes_the_scores_of_latent_vectors(kernel: str, *, quantized: bool, triton_device: torch.device) -> None:
+    """No released model has any of these with latent attention; they are the same code as for other heads."""
+    case = PagedCase([(1, 37), (3, 21)], (4, 1, 48), quantized=quantized, window=9, key_only=16)
+    shaping: dict[str, Any] = {"softcap": 0.7, "alibi_slopes": case.alibi_slopes, "sinks": case.sinks}
+    output = run(kernel, case, triton_device, **shaping)
+    expected = case.expected(scale=SCALE, softcap=0.7, alibi=True, sinks=True)
+    check(output[..., 16:], expected[..., 16:])
+
+
+@pytest.mark.thinned("kernel", "dtype", "quantized", "offset", of=1)
+@EVERY_KERNEL
+@pytest.mark.parametrize(
+    ("dtype", "quantized", "offset"),
+    [(torch.bfloat16, False, None), (torch.bfloat16, True, 2.0), (torch.float32, False, None)],
+    ids=str,
+)
+def test_heads_of_512(
+    kernel: str, dtype: torch.dtype, *, quantized: bool, offset: float | None, triton_device: torch.device
+) -> None:
+    """Those of Gemma 4's layers with full attention."""
+    case = PagedCase([(1, 17), (3, 20)], (8, 1, 512), dtype=dtype, quantized=quantized, offset=offset)
+    scale = 512**-0.5
+    check(run(kernel, case, triton_device, scale=scale), case.expected(scale=scale), dtype)
 
 
 @EVERY_KERNEL
@@ -310,16 +371,16 @@ def test_more_than_32768_blocks(kernel: str, triton_device: torch.device) -> Non
 
 def test_splits_fill_the_device_and_end_with_the_keys() -> None:
     # One sequence: as many splits as programs fit, but none below 128 keys.
-    assert plan_splits(8, 65_536, 64, 132, 999) == SplitPlan(num_splits=132, parts=132, shortest=128, longest=8192)
-    assert plan_splits(8, 1024, 64, 132, 999).num_splits == 8
+    assert plan_splits(8, 65_536, 64, 8 * 132, 999) == SplitPlan(num_splits=132, parts=132, shortest=128, longest=8192)
+    assert plan_splits(8, 1024, 64, 8 * 132, 999).num_splits == 8
     # A full device: rows are split only where one is long.
-    assert plan_splits(2048, 4096, 64, 132, 999).num_splits == 1
-    assert plan_splits(2048, 65_536, 64, 132, 999).num_splits == 8
-    assert plan_splits(8, 0, 64, 132, 999).num_splits == 1
+    assert plan_splits(2048, 4096, 64, 8 * 132, 999).num_splits == 1
+    assert plan_splits(2048, 65_536, 64, 8 * 132, 999).num_splits == 8
+    assert plan_splits(8, 0, 64, 8 * 132, 999).num_splits == 1
     # No more than there is memory for: they hold all keys then.
-    assert plan_splits(8, 65_536, 64, 132, 3) == SplitPlan(num_splits=3, parts=3, shortest=128, longest=21_888)
-    assert plan_splits(2048, 65_536, 64, 132, 5) == SplitPlan(num_splits=5, parts=1, shortest=128, longest=13_120)
-    assert plan_splits(8, 65_536, 64, 132, 1).num_splits == 1
+    assert plan_splits(8, 65_536, 64, 8 * 132, 3) == SplitPlan(num_splits=3, parts=3, shortest=128, longest=21_888)
+    assert plan_splits(2048, 65_536, 64, 8 * 132, 5) == SplitPlan(num_splits=5, parts=1, shortest=128, longest=13_120)
+    assert plan_splits(8, 65_536, 64, 8 * 132, 1).num_splits == 1
 
 
 class PartialBytes(dict[object, Any]):
@@ -359,7 +420,7 @@ def attend_without_device(counts: list[int], longest: int, heads: tuple[int, int
         max_context_len=longest,
     )
     query = torch.empty(sum(counts), heads[0], heads[2], dtype=torch.bfloat16, device=meta)
-    paged_attention(query, LayerCache(pages, pages), rows, ScoreOptions(scale=SCALE))
+    paged_attention(query, LayerCache(pages, torch.empty_like(pages)), rows, ScoreOptions(scale=SCALE))
 
 
 @pytest.mark.parametrize(("heads", "count"), [((32, 8, 128), 16), ((32, 32, 96), 64), ((16, 1, 256), 4)])
@@ -382,10 +443,10 @@ def test_partial_results_are_within_what_is_left_free(partial_bytes: PartialByte
         counts[-1] = random.choice((1, 3, 16, 64, 700))
         partial_bytes.found = 0
         attend_without_device(counts, longest, (group * num_kv_heads, num_kv_heads, head_dim))
-        allowed = paged_decode.most_partial_bytes(
+        allowed = most_partial_bytes(
             num_tokens=sum(counts),
             num_heads=group * num_kv_heads,
-            head_dim=head_dim,
+            value_dim=head_dim,
             max_context_len=longest,
             multiprocessors=132,
         )

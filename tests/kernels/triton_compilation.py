@@ -95,6 +95,16 @@ def more_cases() -> Iterator[Case]:
         heads = (num_heads, num_kv_heads, head_dim)
         yield from attention_cases(f"fp8 with offsets, {heads}", heads, BF16, quantized=True, key_offsets=offsets)
     yield from attention_cases("gemma", (8, 4, 256), BF16, window=1024, softcap=50.0)
+    for heads in ((128, 1, 576), (20, 1, 576), (16, 1, 576)):
+        yield from attention_cases(f"latent, {heads}", heads, BF16, key_only=64)
+        yield from attention_cases(f"fp8, latent, {heads}", heads, BF16, quantized=True, key_only=64)
+    yield from attention_cases("latent, float32", (16, 1, 576), torch.float32, key_only=64)
+    offsets = empty(32, 4, 512, dtype=torch.float32)
+    for heads in ((32, 4, 512), (64, 2, 512)):
+        yield from attention_cases(f"gemma 4, {heads}", heads, BF16)
+        yield from attention_cases(f"fp8, gemma 4, {heads}", heads, BF16, quantized=True)
+    yield from attention_cases("gemma 4, float32", (32, 4, 512), torch.float32)
+    yield from attention_cases("fp8 with offsets, gemma 4", (32, 4, 512), BF16, quantized=True, key_offsets=offsets)
     yield from attention_cases("phi", (32, 32, 96), BF16)
     yield from attention_cases("sinks", (64, 8, 64), BF16, sinks=empty(64, dtype=torch.float32))
     yield from attention_cases("alibi", (32, 32, 128), BF16, alibi_slopes=empty(32, dtype=torch.float32))
@@ -149,6 +159,11 @@ def small_cases(dtype: torch.dtype) -> Iterator[Case]:
     yield "norm of heads", partial(norm.rms_norm, empty(64, 32, 128, dtype=dtype), empty(128, dtype=dtype), 1e-5)
     yield "silu", partial(activation.gated_activation, x, "silu")
     yield "gelu", partial(activation.gated_activation, x, "gelu_tanh")
+    latent = cache_of((1, 576), dtype, quantized=False, key_only=64)
+    query, key = torch.split(empty(64, 129, 576, dtype=dtype), [128, 1], dim=1)
+    angles, slots = empty(64, 32, dtype=torch.float32), empty(64, dtype=torch.int64)
+    rotate_latent = partial(rotary.rotate_and_cache, query, key, key, angles, angles)
+    yield "rotate and cache latent vectors", partial(rotate_latent, latent, slots)
     heads = empty(64, 48, 128, dtype=dtype)
     query, key, value = torch.split(heads, [32, 8, 8], dim=1)
     angles, slots = empty(64, 64, dtype=torch.float32), empty(64, dtype=torch.int64)
@@ -166,7 +181,7 @@ def small_cases(dtype: torch.dtype) -> Iterator[Case]:
             yield "pages of fp8, decoded", partial(gather, cache)
             yield "pages of fp8 with offsets, decoded", partial(gather, offsets)
     pairs = empty(4, 2, dtype=torch.int64)
-    yield "copy blocks", partial(kv_cache.copy_blocks, [cache.key], [cache.value], pairs)
+    yield "copy blocks", partial(kv_cache.copy_blocks, cache.tensors, pairs)
     table, starts = empty(16, 2, len(TableField), dtype=torch.int64), empty(3, dtype=torch.int32)
     shrunk = empty(64, 2, 64, dtype=torch.float32)
     update = partial(lora.add_lora_by_slot_, empty(64, 8192, dtype=dtype), x, slots, table, starts, shrunk)
@@ -178,13 +193,22 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def cache_of(
-    heads: tuple[int, int], dtype: torch.dtype, *, quantized: bool, key_offsets: Tensor | None = None
+    heads: tuple[int, int],
+    dtype: torch.dtype,
+    *,
+    quantized: bool,
+    key_offsets: Tensor | None = None,
+    key_only: int = 0,
 ) -> LayerCache:
-    """Make pages of keys and values, with scales if they are quantized."""
+    """Make pages of keys and values, with scales if they are quantized.
+
+    :param key_only: above 0: of latent vectors, keys that are the values, too
+    """
     shape = (1024, 32, *heads)
     pages = empty(*shape, dtype=torch.float8_e4m3fn if quantized else dtype)
     scale = empty(*shape[:3], dtype=torch.float32) if quantized else None
-    return LayerCache(pages, pages, scale, scale, key_offsets)
+    value = pages if key_only else torch.empty_like(pages)
+    return LayerCache(pages, value, scale, scale, key_offsets, key_only=key_only)
 
 
 def attention_cases(
@@ -194,11 +218,12 @@ def attention_cases(
     *,
     quantized: bool = False,
     key_offsets: Tensor | None = None,
+    key_only: int = 0,
     **options: Any,
 ) -> Iterator[Case]:
     """Yield launches for decodes of many and of few sequences, and for prompts."""
     num_heads, num_kv_heads, head_dim = heads
-    cache = cache_of((num_kv_heads, head_dim), dtype, quantized=quantized, key_offsets=key_offsets)
+    cache = cache_of((num_kv_heads, head_dim), dtype, quantized=quantized, key_offsets=key_offsets, key_only=key_only)
     scores = ScoreOptions(scale=head_dim**-0.5, **options)
     for kind, num_rows, num_tokens in (("decodes", 256, 1), ("one decode", 1, 1), ("prompts", 4, 2048)):
         rows = PagedRows(

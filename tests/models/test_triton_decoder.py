@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 import torch
 from reference_decoding import CPU, DictSource, greedy, ours, random_prompt, reference_greedy
+from test_more_families import models
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -90,6 +91,23 @@ def test_greedy_tokens_are_transformers(family: str) -> None:
 
     expected = reference_greedy(reference, prompt, NUM_TOKENS)
     assert greedy(ours(reference), pool, prompt, NUM_TOKENS, chunk=11) == expected
+
+
+@INTERPRETED
+@pytest.mark.parametrize(
+    "family",
+    [*("deepseek_v3", "gemma4 31B"), *(pytest.param(each, marks=pytest.mark.long) for each in ("youtu", "gemma4 E2B"))],
+)
+@pytest.mark.usefixtures("triton_device")
+def test_latent_vectors_and_layers_of_several_shapes(family: str) -> None:
+    """Some of these attend over the keys of others."""
+    reference, model = models(family)
+    prompt = random_prompt(7)
+
+    def pool(own: DecoderModel) -> TritonPagedBackend:
+        return TritonPagedBackend(own.config, PoolSettings(block_size=8, dtype=own.dtype, device=CPU), 8)
+
+    assert greedy(model, pool, prompt, 2, chunk=4) == reference_greedy(reference, prompt, 2)
 
 
 class EverywhereTritonBlocks(TritonBlocks):

@@ -20,7 +20,7 @@ MULTIPROCESSORS: Final = 132
 MAX_NUM_TOKENS: Final = 8192
 MAX_MODEL_LEN: Final = 32_768
 META: Final = torch.device("meta")
-#: By query heads of a KV head: KV heads and the size of a head, as models have them.
+#: By query heads of a KV head: KV heads and the size of a head, as models have them; of 576: latent vectors.
 HEADS: Final[Mapping[int, tuple[int, int]]] = MappingProxyType(
     {
         1: (32, 96),
@@ -32,7 +32,9 @@ HEADS: Final[Mapping[int, tuple[int, int]]] = MappingProxyType(
         7: (4, 128),
         8: (8, 64),
         16: (8, 128),
+        20: (1, 576),
         32: (1, 128),
+        128: (1, 576),
     }
 )
 Variant: TypeAlias = tuple[str, object, bool, bool]
@@ -86,7 +88,8 @@ class Model:
         self._windows = windows
         num_kv_heads, head_dim = HEADS[group]
         pages = torch.empty(4, 16, num_kv_heads, head_dim, dtype=torch.bfloat16, device=META)
-        self._cache = LayerCache(pages, pages)
+        key_only = 64 if head_dim == 576 else 0
+        self._cache = LayerCache(pages, pages if key_only else torch.empty_like(pages), key_only=key_only)
         self._num_heads = group * num_kv_heads
         self._known: dict[tuple[Step, int | None], set[Variant]] = {}
 

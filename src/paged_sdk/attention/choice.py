@@ -49,10 +49,9 @@ def _why_not_triton(setup: AttentionSetup) -> str | None:
         return "its tokens, or those of its images, attend in both directions"
     if model.relative_biases:
         return "they have no relative biases"
-    if model.values_are_keys:
-        return "they have no latent attention"
     heads = (torch.empty(0, model.num_heads, size, dtype=setup.dtype, device=setup.device) for size in model.head_dims)
-    return next((reason for reason in map(why_not_triton, heads) if reason is not None), None)
+    reasons = (why_not_triton(each, key_only=model.key_only) for each in heads)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _triton_storage(setup: AttentionSetup) -> KvStorage:

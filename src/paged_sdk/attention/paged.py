@@ -60,7 +60,12 @@ class PagedBackend(AttentionBackend):
                 settings = settings.up_to(num_blocks * settings.block_size)
             own = {
                 layer: settings.pages(
-                    place, num_blocks, shape.num_kv_heads, shape.head_dim, values_are_keys=config.values_are_keys
+                    place,
+                    num_blocks,
+                    shape.num_kv_heads,
+                    shape.head_dim,
+                    values_are_keys=config.values_are_keys,
+                    key_only=config.key_only,
                 )
                 for place, (layer, shape) in enumerate((layer, config.layer(layer)) for layer in config.kv_layers)
             }

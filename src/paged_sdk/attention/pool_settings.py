@@ -58,12 +58,20 @@ class PoolSettings:
         return evolve(self, key_offsets=tuple(each[:spans].clone() for each in self.key_offsets))
 
     def pages(
-        self, layer: int, num_blocks: int, num_kv_heads: int, head_dim: int, *, values_are_keys: bool = False
+        self,
+        layer: int,
+        num_blocks: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        values_are_keys: bool = False,
+        key_only: int = 0,
     ) -> LayerCache:
         """Allocate the pages of a layer.
 
         :param layer: the layer's number among those that keep keys
         :param values_are_keys: whether the layer keeps only keys, which are its values, too
+        :param key_only: see :attr:`~paged_sdk.kernels.attention_inputs.LayerCache.key_only`
         :raises RuntimeError: torch cannot allocate them
         :raises ConfigError: ``head_dim``, the offsets or the basis do not fit
         """
@@ -72,11 +80,11 @@ class PoolSettings:
         key, value = _pair(shape, dtype, self.device, is_one=values_are_keys)
         basis = self.bases[layer] if self.bases else None
         if self.cache_type is PagedCacheType.AUTO:
-            return LayerCache(key, value, basis=basis)
+            return LayerCache(key, value, basis=basis, key_only=key_only)
         of_scales, (scale_dtype,) = scales_of(shape, dtype)
         k_scale, v_scale = _pair(of_scales, scale_dtype, self.device, is_one=values_are_keys)
         offsets = self.key_offsets[layer] if self.key_offsets else None
-        return LayerCache(key, value, k_scale, v_scale, offsets, basis)
+        return LayerCache(key, value, k_scale, v_scale, offsets, basis, key_only)
 
 
 def _pair(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, is_one: bool) -> tuple[Tensor, Tensor]:

@@ -28,8 +28,8 @@ from paged_sdk.kernels.transfer import to_device
 from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.kv_cache import copy_blocks, reshape_and_cache
 from paged_sdk.kernels.triton.paged_attention import paged_attention
-from paged_sdk.kernels.triton.paged_decode import most_partial_bytes
 from paged_sdk.kernels.triton.rotary import rotate_and_cache
+from paged_sdk.kernels.triton.split_plan import most_partial_bytes
 from paged_sdk.logs import get_logger
 from paged_sdk.types.step import StepRow
 
@@ -50,7 +50,7 @@ def triton_storage(setup: AttentionSetup) -> KvStorage:
     of_splits = most_partial_bytes(
         num_tokens=engine.max_num_batched_tokens,
         num_heads=model.num_heads,
-        head_dim=max(model.head_dims),
+        value_dim=max(model.head_dims) - model.key_only,
         max_context_len=engine.max_model_len,
         multiprocessors=num_multiprocessors(setup.device),
     )
@@ -83,6 +83,7 @@ def choose_prefills(config: DecoderConfig, settings: PoolSettings) -> tuple[Page
             window=window,
             softcap=config.attention_softcap,
             quantized=settings.cache_type is PagedCacheType.F8E4M3,
+            values_are_keys=config.values_are_keys,
         )
         for layer, window in zip(map(config.layer, range(config.num_layers)), config.sliding_windows, strict=True)
     ]
@@ -245,13 +246,7 @@ class TritonPagedBackend(PagedBackend):
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy whole blocks of all layers with one size of blocks in one launch, and their scales in another."""
         (pairs,) = to_device(self._device, np.array([(source, target) for source, target, _ in copies]))
-        copy_blocks(
-            [pool.key for pool in self._pools],
-            [pool.value for pool in self._pools],
-            pairs,
-            [pool.k_scale for pool in self._pools if pool.k_scale is not None],
-            [pool.v_scale for pool in self._pools if pool.v_scale is not None],
-        )
+        copy_blocks(self.block_tensors, pairs)
 
     def _slots_of(self, block: Tensor, position: Tensor) -> Tensor:
         return block.long() * self._block_size + position % self._block_size

@@ -215,6 +215,13 @@ class DecoderConfig:
         return self.latent is not None
 
     @property
+    def key_only(self) -> int:
+        """Return the number of first elements of keys that are no part of the values, where keys are also the values:
+        the rotated ones.
+        """
+        return 0 if self.latent is None else self.latent.rope_dim
+
+    @property
     def head_dims(self) -> frozenset[int]:
         """Return the sizes of heads that the layers with attention have."""
         return frozenset(self.layer(index).head_dim for index in self.attention_layers)

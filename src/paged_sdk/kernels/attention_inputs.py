@@ -51,6 +51,8 @@ class LayerCache:
     :ivar key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of a quantized cache only: the offsets
         subtracted from keys before storing (:mod:`paged_sdk.kernels.key_offsets`), covering at least the longest
         context; None: no offsets
+    :ivar key_only: number of first elements of keys that are no part of the values, if keys are also the values:
+        attention may leave these elements of its output unwritten
     :ivar basis: the basis of keys and values, key offsets included. Attention ops compute in it and leave the change of
         basis to their callers; fused layers change it themselves. None: the heads' own
     :raises ConfigError: shapes, dtypes, strides or devices do not fit each other
@@ -62,10 +64,12 @@ class LayerCache:
     v_scale: Tensor | None = None
     key_offsets: Tensor | None = None
     basis: KvBasis | None = None
+    key_only: int = 0
 
     def __attrs_post_init__(self) -> None:
         check_pages(self.key, self.value, self.k_scale, self.v_scale)
         check_key_offsets(self.key_offsets, self.key, 0)
+        assert self.key_only == 0 or (self.values_are_keys and self.key_only < self.head_dim), self.key_only
         if self.basis is not None:
             heads = self.num_kv_heads, self.head_dim
             check_tensor("basis.factors", self.basis.factors, heads, (torch.float32,), self.key.device)

@@ -150,7 +150,7 @@ def _copy_blocks(
         from paged_sdk.kernels.triton import kv_cache as triton_kernels
 
         with device_of(first):
-            triton_kernels.copy_blocks(key_caches, value_caches, pairs, k_scales, v_scales)
+            triton_kernels.copy_blocks([*key_caches, *value_caches, *k_scales, *v_scales], pairs)
     else:
         copy_blocks_reference(key_caches, value_caches, pairs, k_scales, v_scales)
 
@@ -223,7 +223,8 @@ def gather_decoded(cache: LayerCache, slots: Tensor, positions: Tensor, dtype: t
 
     :param slots: ``[num_keys]`` int64
     :param positions: ``[num_keys]`` int64: position of each slot's token in its sequence, used for key offsets
-    :returns: keys and values, each ``[num_keys, num_kv_heads, head_dim]`` of ``dtype``, contiguous
+    :returns: keys and values, each ``[num_keys, num_kv_heads, head_dim]`` of ``dtype``, contiguous; the same tensor if
+        keys are the values
     """
     if why_not_triton(cache.key) is None and cache.key.shape[3] % 2 == 0 and not cache.is_q4:
         from paged_sdk.kernels.triton import decoded_pages
@@ -232,7 +233,8 @@ def gather_decoded(cache: LayerCache, slots: Tensor, positions: Tensor, dtype: t
     key = gather_slots(cache.key, slots, cache.k_scale, torch.float32)
     if cache.key_offsets is not None:
         key = add_key_offsets(key, cache.key_offsets, positions)
-    return key.to(dtype), gather_slots(cache.value, slots, cache.v_scale, dtype)
+    key = key.to(dtype)
+    return key, key if cache.values_are_keys else gather_slots(cache.value, slots, cache.v_scale, dtype)
 
 
 def copy_block(caches: Iterable[Tensor], source: int, target: int) -> None:

@@ -42,7 +42,8 @@ __all__ = [
 ]
 
 # With larger heads, a tile of queries and its keys do not fit on a multiprocessor.
-_LARGEST_TRITON_HEAD: Final = 256
+_LARGEST_TRITON_HEAD: Final = 512
+_MOST_KEY_ONLY: Final = 64
 
 
 def paged_attention(
@@ -134,12 +135,19 @@ def why_not_native(query: Tensor, rows: PagedRows, scores: ScoreOptions) -> str 
     return library.why_not()
 
 
-def why_not_triton(query: Tensor) -> str | None:
-    """Return why Triton kernels cannot serve a query, or None if they can."""
-    if query.shape[2] > _LARGEST_TRITON_HEAD:
-        return f"Triton kernels take head sizes up to {_LARGEST_TRITON_HEAD}, not {query.shape[2]}"
-    if query.shape[2] % 2:
-        return f"Triton kernels take even head sizes, not {query.shape[2]}: they read f8e4m3 in pairs"
+def why_not_triton(query: Tensor, *, key_only: int = 0) -> str | None:
+    """Return why Triton kernels cannot serve a query, or None if they can.
+
+    :param key_only: see :attr:`LayerCache.key_only`
+    """
+    value_dim = query.shape[2] - key_only
+    if value_dim > _LARGEST_TRITON_HEAD:
+        return f"Triton kernels take head sizes up to {_LARGEST_TRITON_HEAD}, not {value_dim}"
+    if key_only > _MOST_KEY_ONLY:
+        return f"Triton kernels take latent vectors with up to {_MOST_KEY_ONLY} rotated elements, not {key_only}"
+    if value_dim % 2 or key_only % 2:
+        odd = value_dim if value_dim % 2 else key_only
+        return f"Triton kernels take even head sizes, not {odd}: they read f8e4m3 in pairs"
     return fallback.why_not_triton(query)
 
 

@@ -63,6 +63,7 @@ class PrefillShape:
     :ivar window: number of keys that a query sees, its own included; None: all
     :ivar softcap: scores become ``softcap * tanh(score / softcap)``
     :ivar quantized: whether the cache is f8e4m3
+    :ivar values_are_keys: whether only keys are kept, which are the values, too
     """
 
     num_heads: int
@@ -75,6 +76,7 @@ class PrefillShape:
     window: int | None = None
     softcap: float | None = None
     quantized: bool = False
+    values_are_keys: bool = False
 
     def window_of(self, rows: PrefillRows) -> int | None:
         """Return the window, or None if all contexts of the rows fit in it."""
@@ -132,8 +134,9 @@ class PagedPrefill:
             return flash_prefill(query, key, value, cache, rows, scale=scale, window=window, out=out, attend=self.flash)
         if cache.quantized and suits:
             spans = rows.key_spans(window)
-            key, value = gather_decoded(cache, spans.slots, spans.positions, query.dtype)
-            cache, paged_rows = LayerCache(key[:, None], value[:, None]), rows.over_gathered(window)
+            key, value = (each[:, None] for each in gather_decoded(cache, spans.slots, spans.positions, query.dtype))
+            value = key if cache.values_are_keys else value
+            cache, paged_rows = LayerCache(key, value, key_only=cache.key_only), rows.over_gathered(window)
         scores = ScoreOptions(scale=scale, window=window, softcap=self.shape.softcap)
         output = self.paged(query, cache, paged_rows, scores)
         return output if out is None else out.copy_(output)
@@ -151,7 +154,7 @@ class PagedPrefill:
                 return False
         elif rows.begin_sequences:
             return True
-        elements_per_key = 2 * shape.num_kv_heads * shape.head_dim
+        elements_per_key = (1 if shape.values_are_keys else 2) * shape.num_kv_heads * shape.head_dim
         return rows.num_keys(shape.window_of(rows)) * elements_per_key * shape.dtype.itemsize <= _MOST_GATHERED_BYTES
 
 
@@ -166,6 +169,8 @@ def faster_for_prefill(shape: PrefillShape) -> PagedPrefill:
     from paged_sdk.kernels.triton.paged_attention import paged_attention
 
     refusal = why_not(shape.dtype, shape.head_dim, shape.device, softcap=shape.softcap)
+    if shape.values_are_keys:
+        refusal = "it takes keys and values, not latent vectors"
     if refusal is not None:
         return _only_paged(shape, paged_attention, refusal)
     return compare_prefills(shape, paged_attention, torch_flash, partial(microseconds, device=shape.device))

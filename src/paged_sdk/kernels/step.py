@@ -46,7 +46,8 @@ class AttentionStep(ABC):
         :param query: ``[num_tokens, num_heads, head_dim]``, already rotated
         :param learned: what the layer adds to its scores; with a relative bias only if the model's config says that it
             has :attr:`~paged_sdk.config.decoder.DecoderConfig.relative_biases`
-        :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
+        :returns: ``[num_tokens, num_heads, head_dim]``, contiguous. The first
+            :attr:`~paged_sdk.config.decoder.DecoderConfig.key_only` elements of a head are arbitrary
         """
 
     def forward(

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Decoder", "as_pairs", "load_query_pairs", "split_codes"]
+__all__ = ["Decoder", "as_pairs", "fit_query", "split_codes"]
 
 
 class Decoder(IntEnum):
@@ -88,25 +88,20 @@ def split_codes(pairs: tl.tensor, decoder: tl.constexpr) -> tuple[tl.tensor, tl.
 
 
 @triton.jit
-def load_query_pairs(
-    pointers: tl.tensor, mask: tl.tensor, decoder: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Load the even and odd elements of query rows in the dtype of decoded keys.
+def fit_query(rows: tl.tuple, decoder: tl.constexpr) -> tuple[tl.tuple, tl.tensor]:
+    """Convert query rows to the dtype of decoded keys, each divided by a power of two to fit float16's range.
 
-    :param pointers: ``[block_m, elements / 2]``, to the even elements
-    :param mask: likewise, for the even elements and their odd neighbors
-    :returns: even and odd elements, ``[block_m, elements / 2]``, and the power of two that each row was divided by to
-        fit float16's range, ``[block_m]`` float32
+    :param rows: ``[block_m, ...]`` each: the elements of every row in several tiles
+    :returns: likewise, and what each row was divided by, ``[block_m]`` float32
     """
-    even = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
-    odd = tl.load(pointers + 1, mask=mask, other=0.0).to(tl.float32)
-    peak = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), 1)
+    peak = tl.max(tl.abs(rows[0].to(tl.float32)), 1)
+    for i in tl.static_range(1, len(rows)):
+        peak = tl.maximum(peak, tl.max(tl.abs(rows[i].to(tl.float32)), 1))
     factor = (peak.to(tl.int32, bitcast=True) & _EXPONENT).to(tl.float32, bitcast=True)
     factor = tl.where(factor == 0.0, 1.0, factor)
     inverse = tl.math.div_rn(tl.full(factor.shape, 1.0, tl.float32), factor)
-    even *= inverse[:, None]
-    odd *= inverse[:, None]
-    if decoder != _PLAIN:
-        even = even.to(tl.float16)
-        odd = odd.to(tl.float16)
-    return even, odd, factor
+    fitting: tl.tuple = ()
+    for i in tl.static_range(len(rows)):
+        row = rows[i].to(tl.float32) * inverse[:, None]
+        fitting += ((row if decoder == _PLAIN else row.to(tl.float16)),)
+    return fitting, factor

@@ -5,6 +5,10 @@ that ``exp2``, one hardware instruction, replaces ``exp``.
 
 Rows of a query tile are (token, head) pairs of one KV head, all heads of a token before the next token. A tile may
 begin between two heads of a token, so no row is idle for any group size, and each key is loaded once per group.
+
+A key that is also the value (latent attention: DeepSeek-AI, 2024, arXiv 2405.04434) is loaded once for both products.
+Its first elements, which belong to the key alone, have a tile of their own: 64 and 512 elements waste nothing, where
+576 in one tile would take 1,024.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import triton.language as tl
 from attrs import frozen
 
 from paged_sdk.kernels.key_offsets import KEY_SPAN
-from paged_sdk.kernels.triton.attention_codes import Decoder, load_query_pairs, split_codes
+from paged_sdk.kernels.triton.attention_codes import Decoder, fit_query, split_codes
 
 __all__ = ["SPAN", "Tile", "attend", "joined", "load_query", "no_sums", "normalize", "offset_columns"]
 
@@ -51,33 +55,61 @@ def load_query(
     head: tl.tensor,
     valid: tl.tensor,
     head_dim: tl.constexpr,
+    key_only: tl.constexpr,
     padded_size: tl.constexpr,
+    padded_key_only: tl.constexpr,
     decoder: tl.constexpr,
     upcast: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor]:
     """Load a tile of queries; invalid rows and padding are zero.
 
+    :param key_only: number of first elements that meet no element of a value
+    :param padded_size: padded number of the other elements; ``padded_key_only`` likewise of these
     :param decoder: None: keys are not quantized
-    :returns: the rows ``[block_m, padded_size]``, or for a quantized cache their even and odd elements; and the number
-        that each row was divided by, ``[block_m]`` float32
+    :returns: the rows ``[block_m, padded_size]``, or for a quantized cache their even and odd elements, then likewise
+        the elements of keys only, if there are any; and the number that each row was divided by, ``[block_m]`` float32
     """
     row = query + token * token_stride + head * head_stride
+    rows = _load_elements(row + key_only, valid, head_dim - key_only, padded_size, decoder)
+    if key_only > 0:
+        rows += _load_elements(row, valid, key_only, padded_key_only, decoder)
+    if decoder is not None:
+        rows, factor = fit_query(rows, decoder)
+        return rows, factor
+    else:  # noqa: RET505 - without else, Triton would compile this after the return too
+        if upcast:
+            rows = converted(rows, tl.float32)
+        return rows, tl.full(row.shape, 1.0, tl.float32)
+
+
+@triton.jit
+def _load_elements(
+    row: tl.tensor, valid: tl.tensor, size: tl.constexpr, padded_size: tl.constexpr, decoder: tl.constexpr
+) -> tl.tuple:
+    """Load a tile of ``size`` elements of each row, or for a quantized cache one of even and one of odd elements."""
     if decoder is None:
         dim = tl.arange(0, padded_size)
-        elements = tl.load(row[:, None] + dim[None, :], mask=valid[:, None] & (dim < head_dim)[None, :], other=0.0)
-        if upcast:
-            elements = elements.to(tl.float32)
-        return (elements,), tl.full(row.shape, 1.0, tl.float32)
+        mask = valid[:, None] & (dim < size)[None, :]
+        return (tl.load(row[:, None] + dim[None, :], mask=mask, other=0.0),)
     else:  # noqa: RET505 - without else, Triton would compile this after the return too
         pair = tl.arange(0, padded_size // 2)
-        mask = valid[:, None] & (pair < head_dim // 2)[None, :]
-        even, odd, factor = load_query_pairs(row[:, None] + 2 * pair[None, :], mask, decoder)
-        return (even, odd), factor
+        mask = valid[:, None] & (pair < size // 2)[None, :]
+        even = row[:, None] + 2 * pair[None, :]
+        return tl.load(even, mask=mask, other=0.0), tl.load(even + 1, mask=mask, other=0.0)
+
+
+@triton.jit
+def converted(tiles: tl.tuple, dtype: tl.constexpr) -> tl.tuple:
+    """Convert tiles to a dtype."""
+    result: tl.tuple = ()
+    for i in tl.static_range(len(tiles)):
+        result += (tiles[i].to(dtype),)
+    return result
 
 
 @triton.jit
 def no_sums(block_m: tl.constexpr, padded_size: tl.constexpr, decoder: tl.constexpr) -> tl.tuple:
-    """Return initial sums of zero, for as many tiles as :func:`load_query` returns."""
+    """Return initial sums of zero, for as many tiles as values have."""
     if decoder is None:
         return (tl.zeros((block_m, padded_size), tl.float32),)
     else:  # noqa: RET505 - without else, Triton would compile this after the return too
@@ -103,6 +135,35 @@ def offset_columns(pointers: tl.tensor, mask: tl.tensor, dtype: tl.constexpr) ->
     even = tl.where(column == 0, even, tl.where(column == 1, even_rest, 0.0))
     odd = tl.where(column == 0, odd, tl.where(column == 1, odd_rest, 0.0))
     return even.to(dtype), odd.to(dtype)
+
+
+@triton.jit
+def _decoded(stored: tl.tensor, dtype: tl.constexpr, decoder: tl.constexpr) -> tl.tuple:
+    """Return a tile of keys or values in the dtype of queries, or its even and odd elements."""
+    if decoder is None:
+        return (stored.to(dtype),)
+    else:  # noqa: RET505 - without else, Triton would compile this after the return too
+        return split_codes(stored, decoder)
+
+
+@triton.jit
+def _products(products: tl.tensor, rows: tl.tuple, first: tl.constexpr, keys: tl.tuple) -> tl.tensor:
+    """Multiply the rows from tile ``first`` on with keys ``[block_n, elements]``, and add the products to others.
+
+    :param products: ``[block_m, block_n]`` float32; None: there are none
+    """
+    for i in tl.static_range(len(keys)):
+        products = tl.dot(rows[first + i], tl.trans(keys[i]), products, input_precision="ieee")
+    return products
+
+
+@triton.jit
+def _weighted(sums: tl.tuple, weights: tl.tensor, values: tl.tuple, decay: tl.tensor) -> tl.tuple:
+    """Add weighted values to sums that decay."""
+    result: tl.tuple = ()
+    for i in tl.static_range(len(values)):
+        result += (tl.dot(weights, values[i], sums[i] * decay[:, None], input_precision="ieee"),)
+    return result
 
 
 @triton.jit
@@ -132,6 +193,7 @@ def attend(
     softcap: tl.tensor,
     window: tl.tensor,
     head_dim: tl.constexpr,
+    key_only: tl.constexpr,
     block_size: tl.constexpr,
     block_n: tl.constexpr,
     decoder: tl.constexpr,
@@ -147,7 +209,7 @@ def attend(
     :param query_position: ``[block_m]`` int32
     :param slope: ``[block_m]`` float32 or None: ALiBi
     :param key_cache: pointer to the KV head's elements; ``value_cache``, ``k_scale``, ``v_scale``, ``key_offsets``
-        likewise
+        likewise. No value cache: keys are the values, too, from element ``key_only`` on, and their scales
     :param block_table: pointer to the sequence's table
     :param begin: a multiple of ``block_n``
     :param first_key: no key, scale or table entry before it or from ``end`` on is read: there may be NaN or no block
@@ -155,8 +217,10 @@ def attend(
     :returns: sums, peak, total
     """
     quantized: tl.constexpr = decoder is not None
-    stored_dim: tl.constexpr = head_dim // 2 if quantized else head_dim
+    parts: tl.constexpr = 2 if quantized else 1
+    stored_dim: tl.constexpr = (head_dim - key_only) // parts
     dim = tl.arange(0, rows[0].shape[1])
+    key_only_dim = tl.arange(0, rows[len(rows) - 1].shape[1])
     position = begin + tl.arange(0, block_n)
     # Blocks are looked up per key, since a tile may straddle blocks, and one tile ahead: with the lookup and the loads
     # that depend on it in one iteration, Triton 3.6 keeps a single buffer of keys and waits for it. This way it keeps
@@ -172,22 +236,29 @@ def attend(
             mask = mask & (dim < stored_dim)[None, :]
         slot = position.to(tl.uint32) % block_size  # one instruction; four for a signed number
         wide = block.to(tl.uint32).to(tl.int64)  # a pool may have more than 2**31 elements
-        element = (wide * block_stride + slot * slot_stride)[:, None] + dim[None, :]
+        vector = (wide * block_stride + slot * slot_stride)[:, None]
+        element = vector + (key_only // parts) + dim[None, :]
 
         if quantized:  # loaded before the product, which hides the latency
-            scale_element = (wide * scale_block_stride + slot * scale_slot_stride)[:, None]
-            of_keys = tl.arange(0, 2)[None, :] == 0
-            scales = tl.where(of_keys, k_scale + scale_element, v_scale + scale_element)
-            key_scales, value_scales = tl.split(tl.load(scales, mask=present[:, None], other=0.0))
+            scale_element = wide * scale_block_stride + slot * scale_slot_stride
+            if value_cache is None:
+                key_scales = tl.load(k_scale + scale_element, mask=present, other=0.0)
+                value_scales = key_scales
+            else:
+                of_keys = tl.arange(0, 2)[None, :] == 0
+                scales = tl.where(of_keys, k_scale + scale_element[:, None], v_scale + scale_element[:, None])
+                key_scales, value_scales = tl.split(tl.load(scales, mask=present[:, None], other=0.0))
             if decoder == INTEGER:
                 key_scales *= 256.0
                 value_scales *= 256.0
 
-        stored = tl.load(key_cache + element, mask=mask, other=0)
+        keys = _decoded(tl.load(key_cache + element, mask=mask, other=0), rows[0].dtype, decoder)
+        scores = _products(None, rows, 0, keys)
+        if key_only > 0:
+            own = present[:, None] & (key_only_dim < key_only // parts)[None, :]
+            stored = tl.load(key_cache + (vector + key_only_dim[None, :]), mask=own, other=0)
+            scores = _products(scores, rows, len(keys), _decoded(stored, rows[0].dtype, decoder))
         if quantized:
-            even, odd = split_codes(stored, decoder)
-            scores = tl.dot(rows[0], tl.trans(even), input_precision="ieee")
-            scores = tl.dot(rows[1], tl.trans(odd), scores, input_precision="ieee")
             # Scores are scaled instead of keys: codes are exact, and there are fewer scores than elements of keys.
             scores *= key_scales[None, :]
             if key_offsets is not None:
@@ -196,8 +267,6 @@ def attend(
                 products = tl.dot(rows[0], even, input_precision="ieee")
                 products = tl.dot(rows[1], odd, products, input_precision="ieee")
                 scores += tl.sum(products, 1)[:, None] * (1.0 / OFFSET_UNIT)
-        else:
-            scores = tl.dot(rows[0], tl.trans(stored.to(rows[0].dtype)), input_precision="ieee")
         unit = factor * (scale * LOG2_E)
         if softcap is not None:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), which is correct at both infinities.
@@ -234,16 +303,12 @@ def attend(
         peak = new_peak
         total = total * decay[:, None] + weights if len(total.shape) == 2 else total * decay + tl.sum(weights, 1)
 
-        stored = tl.load(value_cache + element, mask=mask, other=0)
+        values = keys
+        if value_cache is not None:
+            values = _decoded(tl.load(value_cache + element, mask=mask, other=0), rows[0].dtype, decoder)
         if quantized:
-            weights = (weights * value_scales[None, :]).to(rows[0].dtype)
-            even, odd = split_codes(stored, decoder)
-            even_sums = tl.dot(weights, even, sums[0] * decay[:, None], input_precision="ieee")
-            sums = (even_sums, tl.dot(weights, odd, sums[1] * decay[:, None], input_precision="ieee"))
-        else:
-            values = stored.to(rows[0].dtype)
-            weights = weights.to(rows[0].dtype)
-            sums = (tl.dot(weights, values, sums[0] * decay[:, None], input_precision="ieee"),)
+            weights = weights * value_scales[None, :]
+        sums = _weighted(sums, weights.to(rows[0].dtype), values, decay)
 
         position += block_n
         block = tl.load(block_table + position.to(tl.uint32) // block_size, mask=position < end, other=0)
@@ -252,7 +317,7 @@ def attend(
 
 @triton.jit
 def joined(sums: tl.tuple) -> tl.tensor:
-    """Return the sums with even and odd elements interleaved, ``[block_m, padded head size]``."""
+    """Return the sums with even and odd elements interleaved, ``[block_m, padded size of values]``."""
     return sums[0] if len(sums) == 1 else tl.interleave(sums[0], sums[1])
 
 
@@ -260,7 +325,7 @@ def joined(sums: tl.tuple) -> tl.tensor:
 def normalize(
     accumulator: tl.tensor, peak: tl.tensor, total: tl.tensor, sinks: tl.tensor, head: tl.tensor, valid: tl.tensor
 ) -> tl.tensor:
-    """Divide finished rows ``[block_m, padded head size]`` by their totals; rows whose query saw no key become zero.
+    """Divide finished rows ``[block_m, padded size of values]`` by their totals; rows whose query saw no key are zero.
 
     :param sinks: an extra logit per head in the denominator, or None
     :param head: ``[block_m]`` int32

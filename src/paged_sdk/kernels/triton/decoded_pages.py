@@ -23,13 +23,14 @@ def gather_decoded(cache: LayerCache, slots: Tensor, positions: Tensor, dtype: t
     """See :func:`paged_sdk.kernels.kv_cache.gather_decoded`."""
     num_keys, num_heads, head_dim = len(slots), cache.num_kv_heads, cache.key.shape[3]
     assert head_dim % 2 == 0, head_dim
-    keys, values = (cache.key.new_empty(num_keys, num_heads, head_dim, dtype=dtype) for _ in range(2))
+    keys = cache.key.new_empty(num_keys, num_heads, head_dim, dtype=dtype)
+    values = keys if cache.values_are_keys else torch.empty_like(keys)
     if num_keys == 0:
         return keys, values
     padded = triton.next_power_of_2(head_dim // 2)
     block_k = max(1, _ELEMENTS // (2 * padded))
     # Neighboring programs process neighboring heads, which are adjacent in memory.
-    _gather_decoded_kernel[(num_heads, triton.cdiv(num_keys, block_k), 2)](
+    _gather_decoded_kernel[(num_heads, triton.cdiv(num_keys, block_k), len(cache.pages))](
         as_pairs(cache.key),
         as_pairs(cache.value),
         cache.k_scale,

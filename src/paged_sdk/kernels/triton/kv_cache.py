@@ -47,9 +47,10 @@ def reshape_and_cache(
     if key.numel() == 0:
         return
     key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
+    num_kinds = 1 if value_cache is key_cache else 2
     block = triton.next_power_of_2(head_dim)
     block_h = min(max(_ELEMENTS // block, 1), triton.next_power_of_2(num_heads))
-    _reshape_and_cache_kernel[(num_tokens, triton.cdiv(num_heads, block_h), 2)](
+    _reshape_and_cache_kernel[(num_tokens, triton.cdiv(num_heads, block_h), num_kinds)](
         key,
         value,
         as_bytes(key_cache),
@@ -69,22 +70,18 @@ def reshape_and_cache(
     )
 
 
-def copy_blocks(
-    key_caches: Sequence[Tensor],
-    value_caches: Sequence[Tensor],
-    block_pairs: Tensor,
-    k_scales: Sequence[Tensor] = (),
-    v_scales: Sequence[Tensor] = (),
-) -> None:
+def copy_blocks(caches: Sequence[Tensor], block_pairs: Tensor) -> None:
     """See :func:`paged_sdk.kernels.kv_cache.copy_blocks`; pairs must be on the caches' device.
 
     One launch copies all caches of one size, those of all layers in most models, and one all such scales.
+
+    :param caches: of keys, values and scales, each once
     """
     alike: dict[int, list[Tensor]] = {}
-    for each in (*key_caches, *value_caches, *k_scales, *v_scales) if len(block_pairs) else ():
+    for each in caches if len(block_pairs) else ():
         alike.setdefault(each.nbytes, []).append(each)
-    for caches in alike.values():
-        _copy_alike(caches, block_pairs)
+    for each_size in alike.values():
+        _copy_alike(each_size, block_pairs)
 
 
 def _copy_alike(caches: Sequence[Tensor], block_pairs: Tensor) -> None:

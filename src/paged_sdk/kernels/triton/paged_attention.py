@@ -10,6 +10,7 @@ from attrs import evolve
 from torch import Tensor
 
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
+from paged_sdk.kernels.triton.attention_tile_choices import LARGEST_DECODE_TILE
 from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
 from paged_sdk.kernels.triton.paged_decode import paged_decode_attention
@@ -17,9 +18,7 @@ from paged_sdk.kernels.triton.paged_prefill import paged_prefill_attention
 
 __all__ = ["paged_attention"]
 
-# The largest and smallest number of query rows per KV head in a tile of the decode kernel.
-_DECODE_ROWS: Final = 64
-_FEWEST_ROWS: Final = 16
+_FEWEST_ROWS: Final = 16  # of a tile
 
 
 def paged_attention(
@@ -47,7 +46,7 @@ def paged_attention(
         query = query.contiguous()
     batch = PagedBatch(query, cache, _readable_rows(rows), _readable_scores(scores))
     num_rows, group = batch.num_rows, batch.group
-    tiles_of_row = triton.cdiv(max_seqlen_q * group, _DECODE_ROWS)
+    tiles_of_row = triton.cdiv(max_seqlen_q * group, LARGEST_DECODE_TILE)
     idle = num_rows * batch.num_kv_heads * tiles_of_row < num_multiprocessors(query.device)
     if max_seqlen_q == 1 or tiles_of_row == 1 or idle:
         return paged_decode_attention(batch, max_seqlen_q=max_seqlen_q, max_context_len=max_context_len, out=out)

@@ -54,12 +54,20 @@ class PagedBatch:
         return self.query.shape[1] // self.num_kv_heads
 
     @property
+    def value_dim(self) -> int:
+        """Return the number of elements per head of the values, and of the output that is written."""
+        return self.query.shape[2] - self.cache.key_only
+
+    @property
     def padded_size(self) -> int:
-        """Return the padded head size of a tile: a power of two and large enough for a matrix instruction. For a
+        """Return the padded size of values in a tile: a power of two and large enough for a matrix instruction. For a
         quantized cache, this holds for even and odd elements separately.
         """
+        return self._padded(self.value_dim)
+
+    def _padded(self, num_elements: int) -> int:
         parts = 2 if self.cache.quantized else 1
-        elements = self.query.shape[2] // parts
+        elements = num_elements // parts
         return parts * max(_LEAST_ELEMENTS, 1 << (elements - 1).bit_length())  # triton.next_power_of_2 takes 1.4 us
 
     def arguments(self, output: Tensor) -> dict[str, Any]:
@@ -76,11 +84,13 @@ class PagedBatch:
         assert rows.block_tables.stride(1) == 1, rows.block_tables.stride()
         assert (k_scale is None) == (v_scale is None) == (key_cache.dtype != torch.float8_e4m3fn)
         assert key_offsets is None or (k_scale is not None and key_offsets.is_contiguous())
+        assert key_offsets is None or not cache.values_are_keys, "offsets are subtracted from keys alone"
         scale_strides: tuple[int, ...] = (0, 0, 0)
         if k_scale is not None and v_scale is not None:
             assert k_scale.stride() == v_scale.stride(), (k_scale.stride(), v_scale.stride())
             scale_strides = k_scale.stride()
             assert query.shape[2] % 2 == 0, query.shape
+            assert cache.key_only % 2 == 0, cache.key_only
             key_cache, value_cache = as_pairs(key_cache), as_pairs(value_cache)
         return {
             "output": output,
@@ -90,9 +100,9 @@ class PagedBatch:
             "query_token_stride": query.stride(0),
             "query_head_stride": query.stride(1),
             "key_cache": key_cache,
-            "value_cache": value_cache,
+            "value_cache": None if cache.values_are_keys else value_cache,
             "k_scale": k_scale,
-            "v_scale": v_scale,
+            "v_scale": None if cache.values_are_keys else v_scale,
             "key_offsets": key_offsets,
             "offset_stride": 0 if key_offsets is None else key_offsets.stride(0),
             "block_tables": rows.block_tables,
@@ -112,7 +122,9 @@ class PagedBatch:
             "sinks": scores.sinks,
             "group": self.group,
             "head_dim": query.shape[2],
+            "key_only": cache.key_only,
             "padded_size": self.padded_size,
+            "padded_key_only": self._padded(cache.key_only) if cache.key_only else 0,
             "block_size": cache.block_size,
             "decoder": int(_decoder(query.device, query.dtype)) if cache.quantized else None,
             "upcast": not query.is_cuda,

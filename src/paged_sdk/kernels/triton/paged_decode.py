@@ -13,92 +13,24 @@ from typing import Final
 import torch
 import triton
 import triton.language as tl
-from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.triton.attention_tile import Tile, attend, joined, load_query, no_sums, normalize
+from paged_sdk.kernels.triton.attention_tile_choices import decode_tile
 from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
+from paged_sdk.kernels.triton.split_plan import (
+    MOST_PARTIAL_BYTES,
+    SplitPlan,
+    bytes_of_result,
+    plan_splits,
+    programs_that_fill,
+)
 
-__all__ = ["SplitPlan", "default_tile", "most_partial_bytes", "paged_decode_attention", "plan_splits"]
+__all__ = ["paged_decode_attention"]
 
-# Programs per multiprocessor: enough that the last ones to finish leave it idle only briefly.
-_PROGRAMS_PER_MULTIPROCESSOR: Final = 8
-# A shorter split costs more to join than it gains; a longer one would delay a batch of mixed lengths.
-_SHORTEST_SPLIT: Final = 128
-_LONGEST_SPLIT: Final = 8192
-# Limit on the memory of partial results, which is lost to KV blocks. It suffices for 16 splits (a context of 131,072
-# tokens) of 1,016 query tokens with 32 heads of 128 elements; with more tokens, splits are fewer and longer.
-_MOST_PARTIAL_BYTES: Final = 2**28
-_LARGEST_TILE: Final = 64
 # Floats of partial results that a program of the second kernel holds at once.
 _JOINED_AT_ONCE: Final = 8192
-
-
-@frozen
-class SplitPlan:
-    """Describes how the keys of each row are divided: into ``parts`` equal splits, whose length is within the bounds.
-
-    It holds host integers only, so that a CUDA graph can be captured: the device computes each row's splits from its
-    length.
-
-    :ivar num_splits: the most splits of a row
-    :ivar parts: number of splits of a row if their length is within both bounds
-    :ivar shortest: keys of the shortest split, a multiple of ``block_n``
-    :ivar longest: keys of the longest split, a multiple of ``block_n``
-    """
-
-    num_splits: int
-    parts: int
-    shortest: int
-    longest: int
-
-
-def plan_splits(num_programs: int, num_keys: int, block_n: int, multiprocessors: int, most: int) -> SplitPlan:
-    """Plan splits that fill the device, and that divide a long row among several programs even beside many short rows.
-
-    :param num_programs: programs without splits: query tiles of all rows and KV heads
-    :param num_keys: the most keys that a row reads
-    :param most: the most splits per row that the memory limit allows, at least 1
-    """
-    shortest = max(_SHORTEST_SPLIT, block_n)
-    longest = max(_LONGEST_SPLIT, triton.cdiv(triton.cdiv(num_keys, most), block_n) * block_n)
-    parts = min(triton.cdiv(_PROGRAMS_PER_MULTIPROCESSOR * multiprocessors, num_programs), most)
-    num_splits = min(max(parts, triton.cdiv(num_keys, longest)), triton.cdiv(num_keys, shortest))
-    return SplitPlan(num_splits=max(1, num_splits), parts=parts, shortest=shortest, longest=longest)
-
-
-def default_tile(num_rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    """Return the tile for ``num_rows`` query rows (tokens times heads of a group) per batch row and KV head.
-
-    It fits in the 99 KB of shared memory of compute capability 8.6 and 8.9.
-    """
-    if dtype == torch.float32:  # no tensor cores: their TF32 is not float32
-        return Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
-    block_m = max(16, triton.next_power_of_2(num_rows))
-    if head_dim > 128:
-        return Tile(block_m=min(block_m, 32), block_n=32, num_warps=4, num_stages=3)
-    return Tile(block_m=min(block_m, _LARGEST_TILE), block_n=64, num_warps=4, num_stages=3)
-
-
-def most_partial_bytes(
-    *, num_tokens: int, num_heads: int, head_dim: int, max_context_len: int, multiprocessors: int
-) -> int:
-    """Return the most bytes that partial results of any batch within these limits take.
-
-    :param num_tokens: the most query tokens of a batch
-    """
-    # Splits that fill the device make less than twice _PROGRAMS_PER_MULTIPROCESSOR programs per multiprocessor, each
-    # with at most _LARGEST_TILE results.
-    num_results = 2 * _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors * _LARGEST_TILE
-    if max_context_len > _LONGEST_SPLIT:
-        num_results = max(num_results, num_tokens * num_heads * triton.cdiv(max_context_len, _LONGEST_SPLIT))
-    return min(num_results * _bytes_of_result(head_dim), _MOST_PARTIAL_BYTES)
-
-
-def _bytes_of_result(head_dim: int) -> int:
-    """Return the bytes of a split's result for one token and head: a vector, and the log-sum of its weights."""
-    return (head_dim + 1) * torch.float32.itemsize
 
 
 def paged_decode_attention(
@@ -116,16 +48,16 @@ def paged_decode_attention(
     :param max_context_len: upper bound of the context lengths
     :param out: ``[num_tokens, num_heads, head_dim]``, written and returned; None: a new tensor
     :param num_splits: divide every row into this number of splits; None: as many as fill the device
-    :param tile: None: that of :func:`default_tile`
+    :param tile: None: that of :func:`decode_tile`
     """
     query, num_rows, num_kv_heads, window = batch.query, batch.num_rows, batch.num_kv_heads, batch.scores.window
-    num_tokens, num_heads, head_dim = query.shape
+    num_tokens, num_heads, _ = query.shape
     output = query.new_empty(query.shape) if out is None else out
     if num_rows == 0 or query.numel() == 0:
         return output
 
     tile_rows = max_seqlen_q * batch.group
-    tile = tile or default_tile(tile_rows, head_dim, query.dtype)
+    tile = tile or decode_tile(batch, tile_rows)
     num_tiles = triton.cdiv(tile_rows, tile.block_m)
     # block_n more: the first key of a window may be the last of its tile.
     visible = max_context_len if window is None else window + max_seqlen_q + tile.block_n
@@ -136,8 +68,9 @@ def paged_decode_attention(
     num_places = num_rows * max_seqlen_q if by_row else num_tokens
     if num_splits is None:
         programs = num_rows * num_kv_heads * num_tiles
-        most = max(1, _MOST_PARTIAL_BYTES // (num_places * num_heads * _bytes_of_result(head_dim)))
-        plan = plan_splits(programs, num_keys, tile.block_n, num_multiprocessors(query.device), most)
+        most = max(1, MOST_PARTIAL_BYTES // (num_places * num_heads * bytes_of_result(batch.value_dim)))
+        wanted = programs_that_fill(num_multiprocessors(query.device), batch.value_dim)
+        plan = plan_splits(programs, num_keys, tile.block_n, wanted, most)
     else:
         longest = triton.cdiv(max(1, num_keys), tile.block_n) * tile.block_n
         plan = SplitPlan(num_splits=num_splits, parts=num_splits, shortest=tile.block_n, longest=longest)
@@ -145,7 +78,7 @@ def paged_decode_attention(
     partial = partial_lse = None
     if plan.num_splits > 1:
         size = (num_places, num_heads, plan.num_splits)
-        partial = query.new_empty((*size, head_dim), dtype=torch.float32)
+        partial = query.new_empty((*size, batch.value_dim), dtype=torch.float32)
         partial_lse = query.new_empty(size, dtype=torch.float32)
     splits = {"parts": plan.parts, "shortest": plan.shortest, "longest": plan.longest, "num_splits": plan.num_splits}
     _attend_split[(num_kv_heads * num_tiles, plan.num_splits, num_rows)](
@@ -177,7 +110,8 @@ def paged_decode_attention(
             **splits,
             sinks=batch.scores.sinks,
             num_heads=num_heads,
-            head_dim=head_dim,
+            key_only=batch.cache.key_only,
+            value_dim=batch.value_dim,
             padded_size=batch.padded_size,
             block_n=tile.block_n,
             block_splits=max(1, _JOINED_AT_ONCE // batch.padded_size),
@@ -266,7 +200,9 @@ def _attend_split(
     num_heads: tl.constexpr,
     group: tl.constexpr,
     head_dim: tl.constexpr,
+    key_only: tl.constexpr,
     padded_size: tl.constexpr,
+    padded_key_only: tl.constexpr,
     block_size: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
@@ -310,7 +246,9 @@ def _attend_split(
         head,
         valid,
         head_dim,
+        key_only,
         padded_size,
+        padded_key_only,
         decoder,
         upcast,
     )
@@ -323,7 +261,7 @@ def _attend_split(
         query_position,
         slope,
         key_cache + kv_head.to(tl.int64) * head_stride,
-        value_cache + kv_head.to(tl.int64) * head_stride,
+        None if value_cache is None else value_cache + kv_head.to(tl.int64) * head_stride,
         None if k_scale is None else k_scale + kv_head * scale_head_stride,
         None if v_scale is None else v_scale + kv_head * scale_head_stride,
         None if key_offsets is None else key_offsets + kv_head * head_dim,
@@ -340,6 +278,7 @@ def _attend_split(
         softcap,
         window,
         head_dim,
+        key_only,
         block_size,
         block_n,
         decoder,
@@ -348,19 +287,20 @@ def _attend_split(
 
     total = tl.sum(total, 1)
     dim = tl.arange(0, padded_size)
-    mask = valid[:, None] & (dim < head_dim)[None, :]
+    value_dim: tl.constexpr = head_dim - key_only
+    mask = valid[:, None] & (dim < value_dim)[None, :]
     alone = split == 0
     if partial is not None:
         alone = alone & (begin + length >= context_len)
     # A row with a single split is finished here, even if other rows have several.
     if alone:
         result = normalize(joined(sums), peak, total, sinks, head, valid)
-        place = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride
+        place = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride + key_only
         tl.store(output + place[:, None] + dim[None, :], result, mask=mask)
     elif partial is not None:
         result = normalize(joined(sums), peak, total, None, head, valid)
         place = (_place_of_token(row, first_token, token, places_of_row, num_heads) + head) * num_splits + split
-        tl.store(partial + place[:, None] * head_dim + dim[None, :], result, mask=mask)
+        tl.store(partial + place[:, None] * value_dim + dim[None, :], result, mask=mask)
         lse = peak + tl.log2(tl.where(total == 0.0, 1.0, total))  # -inf if no key was seen
         tl.store(partial_lse + place, lse, mask=valid)
 
@@ -383,7 +323,8 @@ def _join_splits(
     num_splits: tl.tensor,
     sinks: tl.tensor,
     num_heads: tl.constexpr,
-    head_dim: tl.constexpr,
+    key_only: tl.constexpr,
+    value_dim: tl.constexpr,
     padded_size: tl.constexpr,
     block_n: tl.constexpr,
     block_splits: tl.constexpr,
@@ -412,8 +353,8 @@ def _join_splits(
     for first in range(0, used, block_splits):
         split = first + tl.arange(0, block_splits)
         lse = tl.load(partial_lse + place + split, mask=split < used, other=float("-inf"))
-        mask = (split < used)[:, None] & (dim < head_dim)[None, :]
-        results = tl.load(partial + (place + split)[:, None] * head_dim + dim[None, :], mask=mask, other=0.0)
+        mask = (split < used)[:, None] & (dim < value_dim)[None, :]
+        results = tl.load(partial + (place + split)[:, None] * value_dim + dim[None, :], mask=mask, other=0.0)
         new_peak = tl.maximum(peak, tl.max(lse, 0))
         anchor = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # for tokens without keys in any split so far
         weights = tl.exp2(lse - anchor)
@@ -422,6 +363,6 @@ def _join_splits(
         total = total * decay + tl.sum(weights, 0)
         accumulator = accumulator * decay[:, None] + tl.sum(weights[:, None] * results, 0)[None, :]
     result = normalize(accumulator, peak, total, sinks, head + tl.arange(0, 1), tl.full((1,), True, tl.int1))
-    place_out = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride
+    place_out = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride + key_only
     pointers = output + place_out + dim[None, :]
-    tl.store(pointers, result, mask=(dim < head_dim)[None, :])
+    tl.store(pointers, result, mask=(dim < value_dim)[None, :])

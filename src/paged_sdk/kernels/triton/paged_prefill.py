@@ -7,52 +7,15 @@ masked.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from paged_sdk.kernels.triton.attention_tile import Tile, attend, joined, load_query, no_sums, normalize
+from paged_sdk.kernels.triton.attention_tile_choices import prefill_tile
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
-from paged_sdk.kernels.triton.tile_choices import MatrixUnits, matrix_units
 
-__all__ = ["default_tile", "paged_prefill_attention"]
-
-
-def default_tile(
-    head_dim: int, dtype: torch.dtype, device: torch.device, *, quantized: bool, key_offsets: bool = False
-) -> Tile:
-    """Return the largest tiles that leave the compiler enough registers.
-
-    Hopper's matrix instructions, 64 rows per four warps, read keys and values from shared memory. Before Hopper, keys
-    and values go through registers. Compute capability 8.6, 8.9 and 12 have only 99 KB of shared memory.
-
-    :param quantized: whether the cache is f8e4m3. Four warps with 64 keys then take fewer instructions than eight: with
-        fewer keys than half the threads, every warp loads the scales again, and before Hopper every warp decodes all
-        keys
-    :param key_offsets: whether the cache has key offsets: with these, 64 queries of more than 128 elements spill
-        kilobytes of registers before Hopper
-    """
-    if dtype == torch.float32:  # no tensor cores: their TF32 is not float32
-        return Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
-    wide = matrix_units(device, dtype) in (MatrixUnits.SHARED_MEMORY, MatrixUnits.TENSOR_MEMORY)
-    if quantized:
-        if head_dim > 128:
-            return Tile(block_m=64 if wide or not key_offsets else 32, block_n=32, num_warps=8, num_stages=2)
-        # Loads of less than 16 bytes need more addresses: with 100 elements, registers would spill 216 bytes on 8.0.
-        narrow = head_dim > 64 and head_dim % 16 != 0 and not wide
-        return Tile(block_m=64, block_n=32 if narrow else 64, num_warps=4, num_stages=3 if wide else 2)
-    if wide:
-        if head_dim <= 64:  # with 36 elements, for the same reason, registers would spill 264 bytes on 10.0
-            return Tile(block_m=128, block_n=128 if head_dim % 16 == 0 else 64, num_warps=8, num_stages=3)
-        if head_dim <= 128:
-            return Tile(block_m=128, block_n=64, num_warps=8, num_stages=3)
-        return Tile(block_m=128, block_n=32, num_warps=8, num_stages=3)
-    if head_dim <= 64:
-        return Tile(block_m=128, block_n=64, num_warps=8, num_stages=3)
-    if head_dim <= 128:
-        return Tile(block_m=128, block_n=32, num_warps=8, num_stages=3)
-    return Tile(block_m=64, block_n=32, num_warps=8, num_stages=2)
+__all__ = ["paged_prefill_attention"]
 
 
 def paged_prefill_attention(
@@ -66,22 +29,15 @@ def paged_prefill_attention(
 
     :param out: ``[num_tokens, num_heads, head_dim]``, written and returned; None: a new tensor
     :param min_seqlen_q: rows with fewer query tokens are skipped: their part of ``out`` is not written
-    :param tile: None: that of :func:`default_tile`
+    :param tile: None: that of :func:`prefill_tile`
     """
     query, num_rows = batch.query, batch.num_rows
-    num_tokens, _, head_dim = query.shape
+    num_tokens = len(query)
     output = query.new_empty(query.shape) if out is None else out
     if num_rows == 0 or query.numel() == 0:
         return output
 
-    cache = batch.cache
-    tile = tile or default_tile(
-        head_dim,
-        query.dtype,
-        query.device,
-        quantized=cache.quantized,
-        key_offsets=cache.key_offsets is not None,
-    )
+    tile = tile or prefill_tile(batch)
     # Only the device knows the number of tiles of each row; this is an upper bound of their sum.
     num_tiles = num_tokens * batch.group // tile.block_m + num_rows
     _attend_tile[(num_tiles, batch.num_kv_heads)](
@@ -147,7 +103,9 @@ def _attend_tile(
     sinks: tl.tensor,
     group: tl.constexpr,
     head_dim: tl.constexpr,
+    key_only: tl.constexpr,
     padded_size: tl.constexpr,
+    padded_key_only: tl.constexpr,
     block_size: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
@@ -187,7 +145,9 @@ def _attend_tile(
         head,
         valid,
         head_dim,
+        key_only,
         padded_size,
+        padded_key_only,
         decoder,
         upcast,
     )
@@ -213,7 +173,7 @@ def _attend_tile(
                 query_position,
                 slope,
                 key_cache + kv_head.to(tl.int64) * head_stride,
-                value_cache + kv_head.to(tl.int64) * head_stride,
+                None if value_cache is None else value_cache + kv_head.to(tl.int64) * head_stride,
                 None if k_scale is None else k_scale + kv_head * scale_head_stride,
                 None if v_scale is None else v_scale + kv_head * scale_head_stride,
                 None if key_offsets is None else key_offsets + kv_head * head_dim,
@@ -230,6 +190,7 @@ def _attend_tile(
                 softcap,
                 window,
                 head_dim,
+                key_only,
                 block_size,
                 block_n,
                 decoder,
@@ -238,6 +199,6 @@ def _attend_tile(
 
     dim = tl.arange(0, padded_size)
     result = normalize(joined(sums), peak, total, sinks, head, valid)
-    place = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride
-    mask = valid[:, None] & (dim < head_dim)[None, :]
+    place = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride + key_only
+    mask = valid[:, None] & (dim < head_dim - key_only)[None, :]
     tl.store(output + place[:, None] + dim[None, :], result, mask=mask)

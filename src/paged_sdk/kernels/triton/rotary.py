@@ -28,16 +28,19 @@ def rotate_and_cache(
     slot_mapping: Tensor,
     positions: Tensor | None = None,
 ) -> None:
-    """See :func:`paged_sdk.kernels.rotary.rotate_and_cache`."""
+    """See :func:`paged_sdk.kernels.rotary.rotate_and_cache`. Values that are keys are not read."""
     num_tokens, num_heads, head_dim = query.shape
     if query.numel() == 0:
         return
     num_kv_heads, n = key.shape[1], cosines.shape[1]
     block = triton.next_power_of_2(head_dim)
-    block_h = min(max(_ELEMENTS // block, 1), triton.next_power_of_2(num_heads))
-    query_parts = triton.cdiv(num_heads, block_h)
+    block_n = triton.next_power_of_2(max(n, 1))
+    block_h, block_q = (
+        min(max(_ELEMENTS // elements, 1), triton.next_power_of_2(num_heads)) for elements in (block, 2 * block_n)
+    )
+    query_parts = triton.cdiv(num_heads, block_q)
     kv_parts = triton.cdiv(num_kv_heads, block_h)
-    _rotate_and_cache_kernel[(num_tokens, query_parts + 2 * kv_parts)](
+    _rotate_and_cache_kernel[(num_tokens, query_parts + len(cache.pages) * kv_parts)](
         query,
         key,
         value,
@@ -62,9 +65,10 @@ def rotate_and_cache(
         kv_parts,
         head_dim=head_dim,
         n=n,
+        block_q=block_q,
         block_h=block_h,
         block=block,
-        block_n=triton.next_power_of_2(max(n, 1)),
+        block_n=block_n,
         block_rest=triton.next_power_of_2(max(head_dim - 2 * n, 1)),
         num_warps=num_warps(cache.k_scale),
     )
@@ -120,12 +124,16 @@ def _rotate_and_cache_kernel(
     kv_parts: tl.tensor,
     head_dim: tl.constexpr,
     n: tl.constexpr,
+    block_q: tl.constexpr,
     block_h: tl.constexpr,
     block: tl.constexpr,
     block_n: tl.constexpr,
     block_rest: tl.constexpr,
 ) -> None:
-    """Rotate and write one token's heads; each program processes a block of query, key or value heads."""
+    """Rotate and write one token's heads; each program processes a block of query, key or value heads.
+
+    Of queries, only the rotated elements are read, so there are more of them in a block.
+    """
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     cosine_ptr = cosines_ptr + token * n
@@ -133,7 +141,7 @@ def _rotate_and_cache_kernel(
     in_half = (tl.arange(0, block_n) < n)[None, :]
     slot = tl.load(slot_ptr + token)
     if part < query_parts:
-        query_head = part * block_h + tl.arange(0, block_h)
+        query_head = part * block_q + tl.arange(0, block_q)
         query_heads = query_ptr + token * query_stride + query_head[:, None] * query_head_stride
         _rotate(query_heads, cosine_ptr, sine_ptr, (query_head < num_heads)[:, None] & in_half, n, block_n)
     elif part < query_parts + kv_parts:
