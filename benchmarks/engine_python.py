@@ -40,6 +40,7 @@ from paged_sdk.runner.output import FinishedStep, RunnerOutput
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.weights.checkpoint import open_checkpoint
+from paged_sdk.worker.output_loops import OutputLoops
 from paged_sdk.worker.worker import Worker
 
 __all__ = ["PARTS", "RandomTokens", "StepClock", "measure"]
@@ -109,7 +110,7 @@ class StepClock:
         """Time the parts of every engine within this context, which must be entered on the event loop's thread."""
         parts: list[tuple[type[Any], str, str]] = [
             (Worker, "_take_commands", _REST),
-            (Worker, "_publish", "publish"),
+            (OutputLoops, "publish", "publish"),
             (Engine, "step", "engine, the rest"),
             (Engine, "stats", "stats"),
             (Scheduler, "schedule", "schedule"),

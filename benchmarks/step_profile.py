@@ -46,6 +46,7 @@ from paged_sdk.sampling.device_sampler import DeviceSampler
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.system.processors import usable_processors
+from paged_sdk.worker.output_loops import OutputLoops
 from paged_sdk.worker.worker import Worker
 
 __all__ = ["WAITING", "Stopwatch", "profile_steps"]
@@ -59,7 +60,7 @@ _STEP: Final = "engine, the rest"
 def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, str]]:
     """Return each function's class or module, its name, and the part of a step that its own time belongs to."""
     yield Worker, "_take_commands", "worker: mailbox"
-    yield Worker, "_publish", "worker: publish"
+    yield OutputLoops, "publish", "worker: publish"
     yield Engine, "step", _STEP
     yield Engine, "stats", "worker: stats"
     yield Scheduler, "schedule", "schedule"
@@ -75,8 +76,9 @@ def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, st
         yield model, "logits", "logits, the rest"
     for backend in _subclasses(AttentionBackend, "prepare"):
         yield backend, "prepare", "attention: prepare"
-    for step in _subclasses(AttentionStep, "forward"):
-        yield step, "forward", "attention"
+    for method in ("write", "attend", "forward"):
+        for step in _subclasses(AttentionStep, method):
+            yield step, method, "attention"
     for step in _subclasses(AttentionStep, "rotate_and_forward"):
         yield step, "rotate_and_forward", "attention, rotary embedding included"
     for method in ("forward", "forward_gated"):

@@ -327,7 +327,13 @@ def test_each_backend_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'meta'" in native(case)
     assert "'meta'" in str(why_not_triton(case.query))
     assert "float64" in str(why_not_triton(case.query.double()))
-    assert "not 512" in str(why_not_triton(case.query.repeat(1, 1, 32)))
+    assert "not 528" in str(why_not_triton(case.query.repeat(1, 1, 33)))
+    latent = case.query.repeat(1, 1, 36)
+    assert "not 576" in str(why_not_triton(latent))
+    assert "'meta'" in str(why_not_triton(latent, key_only=64))
+    assert "not 80" in str(why_not_triton(latent, key_only=80))
+    assert "even head sizes, not 511" in str(why_not_triton(latent[..., 1:], key_only=64))
+    assert "even head sizes, not 63" in str(why_not_triton(latent[..., 1:], key_only=63))
 
 
 def test_a_fallback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
