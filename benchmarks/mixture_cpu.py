@@ -1,6 +1,6 @@
-"""Time layers with mixtures of experts on the CPU: `python -m benchmarks.mixture_cpu [--layers N] [--threads N]`.
+"""Time layers with mixtures of experts on the CPU: `python -m benchmarks.mixture_cpu [--shape NAME] [--layers N]`.
 
-Layers of Qwen3-30B-A3B's shape, with random weights in Q4_K, run one operation at a time and in one native call per
+Layers of a known model's shape, with random weights in Q4_K, run one operation at a time and in one native call per
 step, in turns. Tokens differ from step to step, so experts are read from memory.
 """
 
@@ -32,6 +32,81 @@ from paged_sdk.types.step import StepRow
 
 __all__ = ["Figures", "Layers"]
 
+_COMMON: Final = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 32_768,
+}
+
+
+def _shared(hidden: int, size: int, name: str = "shared_experts") -> dict[str, tuple[int, ...]]:
+    """Return the tensors of shared experts."""
+    inner, outer = (size, hidden), (hidden, size)
+    shapes = {"gate_proj": inner, "up_proj": inner, "down_proj": outer}
+    return {f"mlp.{name}.{matrix}.weight": shape for matrix, shape in shapes.items()}
+
+
+# Biases of queries, keys and values, which some of them have, are left out.
+_SHAPES: Final = {
+    "qwen3-30b-a3b": SHAPES["qwen3_moe"],
+    "qwen1.5-moe-a2.7b": Shape(
+        "Qwen1.5-MoE-A2.7B",
+        _COMMON
+        | {
+            "model_type": "qwen2_moe",
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "head_dim": 128,
+            "qkv_bias": False,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
+        others=_shared(2048, 5632, "shared_expert") | {"mlp.shared_expert_gate.weight": (1, 2048)},
+    ),
+    "glm-4.5-air": Shape(
+        "GLM-4.5-Air",
+        _COMMON
+        | {
+            "model_type": "glm4_moe",
+            "hidden_size": 4096,
+            "intermediate_size": 10_944,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "partial_rotary_factor": 0.5,
+            "first_k_dense_replace": 0,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+        },
+        others=_shared(4096, 1408) | {"mlp.gate.e_score_correction_bias": (128,)},
+    ),
+    "ernie-4.5-21b-a3b": Shape(
+        "ERNIE-4.5-21B-A3B",
+        _COMMON
+        | {
+            "model_type": "ernie4_5_moe",
+            "hidden_size": 2560,
+            "intermediate_size": 12_288,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "moe_layer_start_index": 0,
+            "moe_num_experts": 64,
+            "moe_num_shared_experts": 2,
+            "moe_k": 6,
+            "moe_intermediate_size": 1536,
+        },
+        others=_shared(2560, 3072) | {"mlp.moe_statics.e_score_correction_bias": (64,)},
+    ),
+}
 _BLOCK_SIZE: Final = 32
 _ROUNDS: Final = 15
 
@@ -133,14 +208,15 @@ class Layers:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=4, help="340 MB each")
+    parser.add_argument("--shape", choices=list(_SHAPES), default="qwen3-30b-a3b")
+    parser.add_argument("--layers", type=int, default=4, help="0.3 GB each, GLM's 1.3")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     library = load()
     if library is None:
         raise SystemExit(f"the native kernels are not available: {why_not()}")
     torch.set_num_threads(options.threads)
-    shape = SHAPES["qwen3_moe"]
+    shape = _SHAPES[options.shape]
     # The size of the vocabulary does not affect the figures.
     few = evolve(shape, config={**shape.config, "num_hidden_layers": options.layers, "vocab_size": 4096})
     layers = Layers(few, Workspace(library, num_threads=options.threads), num_tokens=16 * 256)

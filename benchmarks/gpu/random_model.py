@@ -27,6 +27,7 @@ from paged_sdk.weights.checkpoint import Checkpoint
 __all__ = ["SHAPES", "TINY_SHAPES", "RandomSource", "Shape", "open_random_engine"]
 
 _Q4_K: Final = tensor_type_of("Q4_K")
+_Q5_0: Final = tensor_type_of("Q5_0")
 
 
 @frozen
@@ -34,10 +35,12 @@ class Shape:
     """Describes a model without its weights.
 
     :ivar config: content of ``config.json``
+    :ivar others: further tensors of each layer, by the end of their names
     """
 
     name: str
     config: Mapping[str, Any]
+    others: Mapping[str, tuple[int, ...]] = {}
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -50,8 +53,8 @@ class Shape:
             "lm_head.weight": (vocab, hidden),
         }
         for layer in range(config["num_hidden_layers"]):
-            own = self._attention | self._mlp
-            shapes.update({f"model.layers.{layer}.{name}.weight": shape for name, shape in own.items() if shape})
+            own = {f"{name}.weight": shape for name, shape in (self._attention | self._mlp).items() if shape}
+            shapes.update({f"model.layers.{layer}.{name}": shape for name, shape in (own | {**self.others}).items()})
         # Experts are stacked, in tensors whose names do not end in ".weight".
         return {name.removesuffix(".weight") if ".experts." in name else name: shape for name, shape in shapes.items()}
 
@@ -88,7 +91,8 @@ class Shape:
     def _mlp(self) -> dict[str, tuple[int, ...]]:
         config = self.config
         hidden = config["hidden_size"]
-        if num_experts := config.get("num_experts"):
+        names = ("num_experts", "n_routed_experts", "moe_num_experts")
+        if num_experts := next((config[name] for name in names if name in config), None):
             size = config["moe_intermediate_size"]
             return {
                 "mlp.gate": (num_experts, hidden),
@@ -178,7 +182,8 @@ class RandomSource:
     """Implements a :class:`~paged_sdk.weights.source.WeightSource` of random numbers.
 
     :param device: the device that matrices are made on
-    :param quantized: whether matrices are Q4_K blocks; experts are then separate matrices
+    :param quantized: whether matrices are Q4_K blocks, or Q5_0 where rows are no multiple of 256; experts are then
+        separate matrices
     """
 
     def __init__(self, shape: Shape, device: torch.device, *, quantized: bool) -> None:
@@ -207,13 +212,16 @@ class RandomSource:
             size = (math.prod(shape[:-1]), shape[-1])
             values = torch.empty(size, dtype=torch.bfloat16, device=self._device).normal_(std=shape[-1] ** -0.5)
             return DenseMatrix(values)
-        form = BLOCK_FORMATS[_Q4_K]
+        kind = _Q5_0 if shape[1] % BLOCK_FORMATS[_Q4_K].elements else _Q4_K
+        form = BLOCK_FORMATS[kind]
         num_blocks = shape[1] // form.elements
         blocks = torch.randint(256, (shape[0], num_blocks, form.num_bytes), dtype=torch.uint8, device=self._device)
-        # A weight is scale * (6-bit scale) * (4-bit code) - minimum; these values keep weights small and around zero.
+        # A weight is scale * (6-bit scale) * (4-bit code) - minimum, or scale * (5-bit code - 16); these values keep
+        # weights small and around zero.
         scale = shape[1] ** -0.5 / 200
-        blocks[..., :4] = torch.tensor([scale, 7.5 * scale], dtype=torch.float16).view(torch.uint8).to(self._device)
-        return BlockMatrix(_Q4_K, blocks.view(shape[0], -1))
+        numbers = [scale, 7.5 * scale] if kind == _Q4_K else [20 * scale]
+        blocks[..., : 2 * len(numbers)] = torch.tensor(numbers, dtype=torch.float16).view(torch.uint8).to(self._device)
+        return BlockMatrix(kind, blocks.view(shape[0], -1))
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""

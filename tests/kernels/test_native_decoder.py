@@ -25,9 +25,11 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache, Precision
 from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.kv_basis import KvBasis
-from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder, Projection
+from paged_sdk.kernels.native.decoder import NativeDecoder
+from paged_sdk.kernels.native.decoder_layer import DecoderLayer
 from paged_sdk.kernels.native.packed import PackedWeight, pack_dense
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, cumulated
+from paged_sdk.kernels.native.projection import Projection
 from paged_sdk.kernels.q4 import dequantize_q4, quantize_q4
 
 pytestmark = needs_library

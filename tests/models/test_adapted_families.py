@@ -47,7 +47,8 @@ _SHAPE: Final[dict[str, Any]] = {
     "rope_theta": 10_000.0,
 }
 # No norm before either half; layer norms and an MLP without a gate; attention and MLP side by side; a factor on what
-# layers add; queries, keys and values in groups of rows; shared experts, as two matrices and as one.
+# layers add; queries, keys and values in groups of rows; shared experts, as two matrices and as one; keys that are
+# values, too.
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "olmo2": {},
     "starcoder2": {},
@@ -58,6 +59,14 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "codegen": {"rotary_dim": 8, "n_inner": 96},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
     "granitemoeshared": {"num_local_experts": 4, "shared_intermediate_size": 48, "attention_multiplier": 0.25},
+    "gemma4_text": {
+        "global_head_dim": 32,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "tie_word_embeddings": False,
+    },
 }
 DECOMPOSED: Final = ("starcoder2", "cohere", "falcon")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
@@ -15,6 +15,7 @@ from transformers import (
     GraniteMoeConfig,
     Lfm2MoeConfig,
     MiniMaxM2Config,
+    PhimoeConfig,
 )
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
@@ -22,9 +23,11 @@ from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeT
 from transformers.models.granitemoe.modeling_granitemoe import GraniteMoeTopKRouter
 from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2TopKRouter
+from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
 
+from native_weights import needs_library, workspace
 from paged_sdk.config.moe import MoeConfig
-from paged_sdk.models.expert_choice import choose_experts
+from paged_sdk.models.expert_choice import ExpertChooser, choose_experts
 
 _COUNT: Final = 12
 _SIZES: Final[dict[str, Any]] = {"hidden_size": _COUNT, "num_experts_per_tok": 4}
@@ -49,7 +52,7 @@ def routed(router_class: Any, config: Any, logits: Tensor, *bias: Tensor, own: s
     :param bias: what is added for the choice, if the router takes it with the scores
     :param own: the name of the router's tensor of it otherwise
     """
-    router: Any = router_class(config)
+    router: Any = router_class(config).eval()  # in training, some add noise
     if own:
         router.state_dict()[own].copy_(*bias)
     router.weight.data.copy_(torch.eye(_COUNT))
@@ -82,6 +85,11 @@ def lfm2(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return routed(Lfm2MoeTopKRouter, Lfm2MoeConfig(**sizes), logits, bias)
 
 
+def phi(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    made = PhimoeConfig(**_SIZES, num_local_experts=_COUNT, router_jitter_noise=0.2)
+    return routed(PhimoeTopKRouter, made, logits)
+
+
 def minimax(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return routed(MiniMaxM2TopKRouter, MiniMaxM2Config(**_SIZES, num_local_experts=_COUNT), logits, bias)
 
@@ -100,23 +108,50 @@ ROUTERS: Final[dict[str, tuple[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     "ernie4_5_moe": (ernie, {"has_choice_bias": True, "min_sum": 0.3}),
     "granitemoe": (granite, {}),
     "lfm2_moe": (lfm2, {"sigmoid_scores": True, "has_choice_bias": True, "sum_offset": 1e-6, "routed_scale": 1.5}),
+    "phimoe": (phi, {"sparse_mixer": 0.4, "renormalize": False}),
     "minimax_m2": (minimax, {"sigmoid_scores": True, "has_choice_bias": True}),
 }
 
 
+def both_ways(logits: Tensor, own: MoeConfig, bias: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Choose one operation at a time, and in one native call."""
+    given = bias if own.has_choice_bias else None
+    yield choose_experts(logits, own, given)
+    yield ExpertChooser(own, bias=given, workspace=workspace()).choose(logits)
+
+
+@needs_library
 @pytest.mark.parametrize("family", ROUTERS)
 def test_experts_and_weights_are_those_of_transformers(family: str) -> None:
     reference, settings = ROUTERS[family]
     draw = torch.Generator().manual_seed(3)
     logits = torch.randn(500, _COUNT, generator=draw) * 2
     bias = torch.randn(_COUNT, generator=draw) * 0.3
-    own = config(**settings)
     with torch.inference_mode():
         expected_weights, expected_ids = reference(logits, bias)
-        weights, ids = choose_experts(logits, own, bias if own.has_choice_bias else None)
-    assert spread(weights, ids).allclose(spread(expected_weights, expected_ids), rtol=1e-5, atol=0)
+        for weights, ids in both_ways(logits, config(**settings), bias):
+            assert spread(weights, ids).allclose(spread(expected_weights, expected_ids), rtol=1e-5, atol=0)
 
 
+@needs_library
+def test_factors_of_experts() -> None:
+    own, factors = config(), torch.arange(_COUNT) / 4
+    logits = torch.randn(50, _COUNT, generator=torch.Generator().manual_seed(0))
+    weights, ids = choose_experts(logits, own)
+    for space in (None, workspace()):
+        chosen = ExpertChooser(own, factors=factors, workspace=space).choose(logits)
+        expected = spread(weights * factors[ids], ids)
+        assert spread(*chosen).allclose(expected, rtol=1e-5, atol=0)
+
+
+@needs_library
+def test_float64_stays_float64() -> None:
+    logits = torch.randn(5, _COUNT, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights, _ = ExpertChooser(config(), workspace=workspace()).choose(logits)
+    assert weights.dtype is torch.float64
+
+
+@needs_library
 @pytest.mark.parametrize(
     ("family", "setting", "usual"),
     [
@@ -128,6 +163,7 @@ def test_experts_and_weights_are_those_of_transformers(family: str) -> None:
         ("deepseek_v3", "routed_scale", 1.0),
         ("ernie4_5_moe", "min_sum", 0.0),
         ("lfm2_moe", "renormalize", False),
+        ("phimoe", "sparse_mixer", 0.01),
     ],
 )
 def test_every_setting_changes_something(family: str, setting: str, usual: object) -> None:
@@ -139,8 +175,8 @@ def test_every_setting_changes_something(family: str, setting: str, usual: objec
     other = config(**settings | {setting: usual})
     with torch.inference_mode():
         expected = spread(*reference(logits, bias))
-        chosen = spread(*choose_experts(logits, other, bias if other.has_choice_bias else None))
-    assert not chosen.allclose(expected, rtol=1e-3, atol=0)
+        for chosen in both_ways(logits, other, bias):
+            assert not spread(*chosen).allclose(expected, rtol=1e-3, atol=0)
 
 
 def spread(weights: Tensor, ids: Tensor) -> Tensor:

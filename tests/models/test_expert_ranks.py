@@ -68,10 +68,9 @@ FORMS: Final = {
     "HQQ4": Form(isq=IsqType.HQQ4),
     "torch": Form(is_native=False),
 }
-# Mixtral and Qwen3 are one native call; GPT-OSS likewise, with biases and clamped factors. Qwen2's, GLM's and Granite's
-# have experts for all tokens, and Phi's experts are weighed apart: these run one operation at a time.
+# Each is one native call. GPT-OSS has biases and clamped factors; Qwen2, GLM and Granite have experts for all tokens,
+# and Phi's experts are weighed apart.
 MIXTURES: Final = ("mixtral", "qwen3_moe", "gpt_oss", "qwen2_moe", "phimoe", "glm4_moe", "granitemoeshared")
-FUSED: Final = MIXTURES[:3]
 SHORT: Final = (
     *(("mixtral", "Q8_0"), ("mixtral", "bfloat16"), ("gpt_oss", "Q8_0"), ("gpt_oss", "torch")),
     *(("qwen2_moe", "Q8_0"), ("phimoe", "torch"), ("glm4_moe", "bfloat16")),
@@ -84,15 +83,15 @@ def model_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor], form: For
     return load_model(config, DictSource(tensors), dtype=form.dtype, placement=CPU, policy=policy, group=group)
 
 
-def said(model: DecoderModel, form: Form, *, fused: bool) -> Tensor:
+def said(model: DecoderModel, form: Form) -> Tensor:
     """Return the logits of a prompt in two chunks, and of one more token."""
     settings = PoolSettings(block_size=8, dtype=model.dtype, device=CPU)
     backend: AttentionBackend = PagedBackend(model.config, settings, 4)
     computes: DecoderModel | FusedDecoderModel = model
     if form.is_native:
         backend = NativePagedBackend(model.config, settings, 4, workspace=Workspace(library(), num_threads=1))
-        assert (why_not_fused(model, backend) is None) == fused
-        computes = FusedDecoderModel(model, backend) if fused else model
+        assert why_not_fused(model, backend) is None
+        computes = FusedDecoderModel(model, backend)
     if model.group is not None and model.group.rank:
         head, group = model.head, model.group
         assert isinstance(head, SharedHead)
@@ -114,13 +113,13 @@ def experts_of(model: DecoderModel) -> list[object]:
     ],
 )
 def test_the_same_bits(family: str, name: str, tmp_path: Path) -> None:
-    form, fused = FORMS[name], family in FUSED
+    form = FORMS[name]
     reference = reference_of(usual(family) | SHAPE | FAMILIES[family][0] | SIZES.get(family, {}), tmp_path)
     config, tensors = reference.config.to_dict(), reference.state_dict()
     for key in [key for key in tensors if "bias" in key]:  # which are zero at first
         tensors[key] = torch.randn(tensors[key].shape, generator=torch.Generator().manual_seed(len(key)))
     one = model_of(config, tensors, form, None)
-    whole = said(one, form, fused=fused)
+    whole = said(one, form)
     for size in (2, 3, 4):
         file = make_shared_memory(library(), size)
         assert file is not None
@@ -133,7 +132,7 @@ def test_the_same_bits(family: str, name: str, tmp_path: Path) -> None:
             assert all(isinstance(each, ColumnParallelExperts) for each in experts)
             bases = [isinstance(each.base, DenseExperts) for each in experts if isinstance(each, ColumnParallelExperts)]
             assert any(bases) != form.is_native
-            return said(model, form, fused=fused)
+            return said(model, form)
 
         parts = run_ranks(size, run)[0]
         os.close(file)
@@ -143,11 +142,14 @@ def test_the_same_bits(family: str, name: str, tmp_path: Path) -> None:
             assert (parts - whole).abs().max() < 1e-5 * whole.abs().max(), size
 
 
-def test_what_cannot_be_joined_is_added_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    reference = reference_of(usual("mixtral") | SHAPE | FAMILIES["mixtral"][0] | {"hidden_size": 64}, tmp_path)
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
+def test_what_cannot_be_joined_is_added_up(family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Beside shared experts, whose columns can be joined."""
+    sizes = SHAPE | FAMILIES[family][0] | SIZES.get(family, {}) | {"hidden_size": 64}
+    reference = reference_of(usual(family) | sizes, tmp_path)
     config, tensors = reference.config.to_dict(), reference.state_dict()
     form = FORMS["float32"]
-    whole = said(model_of(config, tensors, form, None), form, fused=True)
+    whole = said(model_of(config, tensors, form, None), form)
     file = make_shared_memory(library(), 3)
     assert file is not None
 
@@ -155,7 +157,7 @@ def test_what_cannot_be_joined_is_added_up(tmp_path: Path, caplog: pytest.LogCap
         group.share(library(), file)
         model = model_of(config, tensors, form, group)
         assert all(isinstance(each, RowParallelExperts) for each in experts_of(model))
-        return said(model, form, fused=True)
+        return said(model, form)
 
     with caplog.at_level("INFO", "paged_sdk"):
         parts = run_ranks(3, run)[0]

@@ -134,6 +134,13 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "deepseek_v2 without groups": _LATENT | GROUPED | {"model_type": "deepseek_v2", "q_lora_rank": None},
     "deepseek_v3": _LATENT | GROUPED,
     "glm4_moe_lite": _LATENT | GROUPED | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
+    "qwen2_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "mlp_only_layers": [1],
+    },
     "phimoe": {"num_local_experts": 4, "router_jitter_noise": 0.4, "lm_head_bias": True, "attention_bias": True},
     "glm4_moe": GROUPED | {"use_qk_norm": True, "attention_bias": True},
     "dots1": GROUPED | {"norm_topk_prob": True, "sliding_window": 24, "max_window_layers": 1},
@@ -161,15 +168,18 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": [3] * 3},
     "ministral3": {"rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}},
 }
-GATED: Final = ("glm4_moe", "dots1", "exaone_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared", "hunyuan_v1_moe")
-"""Families with shared experts, or whose experts are not chosen by a softmax alone."""
 LATENT: Final = ("youtu", "deepseek_v2", "deepseek_v2 without groups", "deepseek_v3", "glm4_moe_lite")
 """Families with latent attention."""
-NOT_FUSED: Final = (
-    *("phimoe", "falcon", "falcon with groups", "falcon with alibi", "bloom", "mpt", "hunyuan_v1_dense", "ministral3"),
-    *(*GATED, *LATENT, "gemma4 26B"),
-)
-"""Families whose layers the native decoder does not compute."""
+NOT_FUSED: Final[dict[str, str]] = {
+    "falcon": "has no activation gelu",
+    "falcon with groups": "does not know parallel_norms = True",
+    "falcon with alibi": "does not know alibi_slopes = ",
+    "bloom": "does not know alibi_slopes = ",
+    "mpt": "does not know alibi_slopes = ",
+    "ministral3": "does not know query_scale_beta = ",
+    **dict.fromkeys(LATENT, "has no latent attention"),
+}
+"""Families whose layers the native decoder does not compute, and why."""
 PROMPT: Final = random_prompt(60)
 
 
@@ -254,9 +264,25 @@ def test_fused_layers(family: str) -> None:
 
 
 @needs_library
+@pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", "granitemoeshared", "gemma4 26B"])
+def test_experts_beside_quantized_mlps_depend_on_no_chunks(family: str) -> None:
+    """Bit by bit: tokens of a prompt are multiplied by the form of the shared experts' weights for many rows."""
+    packed = ours(models(family)[0], policy=WeightPolicy(isq=IsqType.Q8_0, workspace=workspace(num_threads=2)))
+    settings = PoolSettings(block_size=16, dtype=torch.float32, device=CPU)
+    backend = NativePagedBackend(packed.config, settings, 64, workspace=workspace(num_threads=2))
+    native = FusedDecoderModel(packed, backend)
+    (whole,) = logits(native, backend, [(PROMPT, 0, range(20, 40))], num_prompt_tokens={0: 60})
+    parts = [
+        logits(native, backend, [([7], 0, [1]), (PROMPT[first:last], first, range(20, 40))], num_prompt_tokens={1: 60})
+        for first, last in ((0, 40), (40, 41), (41, 60))
+    ]
+    assert torch.equal(torch.cat([part for _, part in parts]), whole)
+
+
+@needs_library
 @pytest.mark.parametrize("family", NOT_FUSED)
 def test_layers_that_are_not_fused_say_why(family: str) -> None:
     packed = ours(models(family)[0], policy=WeightPolicy(workspace=workspace(num_threads=2)))
     settings = PoolSettings(block_size=16, dtype=torch.float32, device=CPU)
     backend = NativePagedBackend(packed.config, settings, 64, workspace=workspace(num_threads=2))
-    assert "the native decoder " in (why_not_fused(packed, backend) or "")
+    assert f"the native decoder {NOT_FUSED[family]}" in (why_not_fused(packed, backend) or "")

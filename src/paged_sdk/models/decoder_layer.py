@@ -101,21 +101,26 @@ class DecoderLayer:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """Return the linear layers without adapter wrappers: query-key-value, attention output, an MLP's gate-and-up or
-        up, and down, and those of the layer's own input. Experts are not included.
+        """Return the linear layers without adapter wrappers: query-key-value, attention output, gate-and-up or up, and
+        down of the MLP or the shared experts, and those of the layer's own input. Other experts are not included.
         """
         return tuple(linear.base if isinstance(linear, AdaptableLinear) else linear for linear in self._linears())
 
     @property
     def adaptable(self) -> tuple[AdaptableLinear, ...]:
         """Return those of the linear layers that adapters may change."""
-        linears = [*self._linears(), *(self.mlp.linears if isinstance(self.mlp, MoeMlp) else ())]
-        return tuple(linear for linear in linears if isinstance(linear, AdaptableLinear))
+        return tuple(linear for linear in self._linears() if isinstance(linear, AdaptableLinear))
+
+    @property
+    def common_mlp(self) -> GatedMlp | PlainMlp | None:
+        """Return the MLP that all tokens use: the layer's own, or that of shared experts; None if it has neither."""
+        if not isinstance(self.mlp, MoeMlp):
+            return self.mlp
+        return None if self.mlp.shared is None else self.mlp.shared.mlp
 
     def _linears(self) -> list[Linear]:
         own = [] if self.mixer is None else [*self.mixer.linears]
-        if isinstance(self.mlp, GatedMlp | PlainMlp):
-            own += self.mlp.linears
+        own += () if self.mlp is None else self.mlp.linears
         return own if self.layer_input is None else [*own, *self.layer_input.linears]
 
     def forward(

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.moe import MoeConfig
-from paged_sdk.kernels.fused_moe import route
 from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.layers.norm import Norm, RMSNorm
+from paged_sdk.models.expert_choice import ExpertChooser
 from paged_sdk.models.expert_loader import ExpertTensors, load_experts
 from paged_sdk.models.norms import load_norm
 from paged_sdk.models.weight_loader import WeightLoader
@@ -24,30 +24,28 @@ class ExpertBranch:
 
     :param router: ``[num_experts, hidden_size]``
     :param router_norm: norm of the router's input
-    :param factors: ``[num_experts]``, multiply the weights of a token's experts
+    :param chooser: chooses a token's experts from the router's scores
     :param mlp_norm: norm of the dense MLP's output
     """
 
     def __init__(
         self,
-        config: MoeConfig,
         *,
         router: Tensor,
         router_norm: Norm,
-        factors: Tensor,
+        chooser: ExpertChooser,
         experts: Experts,
         mlp_norm: Norm,
         input_norm: Norm,
         output_norm: Norm,
     ) -> None:
+        self.router = router
+        self.router_norm = router_norm
+        self.chooser = chooser
         self.experts = experts
-        self._num_selected = config.num_experts_per_token
-        self._router = router
-        self._router_norm = router_norm
-        self._factors = factors
-        self._mlp_norm = mlp_norm
-        self._input_norm = input_norm
-        self._output_norm = output_norm
+        self.mlp_norm = mlp_norm
+        self.input_norm = input_norm
+        self.output_norm = output_norm
 
     def forward(self, transformed: Tensor, residual: Tensor) -> Tensor:
         """Return the sum of both branches, ``[num_tokens, hidden_size]``.
@@ -55,11 +53,9 @@ class ExpertBranch:
         :param transformed: the dense MLP's output
         :param residual: the residual stream that the MLP has read, before its norm
         """
-        logits = F.linear(self._router_norm.forward(residual), self._router)
-        weights, ids = route(logits, self._num_selected, renormalize=True)
-        weights = weights * self._factors[ids].to(weights.dtype)
-        chosen = self.experts.forward(self._input_norm.forward(residual), weights, ids)
-        return self._mlp_norm.forward(transformed).add_(self._output_norm.forward(chosen))
+        weights, ids = self.chooser.choose(F.linear(self.router_norm.forward(residual), self.router))
+        chosen = self.experts.forward(self.input_norm.forward(residual), weights, ids)
+        return self.mlp_norm.forward(transformed).add_(self.output_norm.forward(chosen))
 
 
 def load_expert_branch(loader: WeightLoader, config: DecoderConfig, moe: MoeConfig, prefix: str) -> ExpertBranch:
@@ -76,11 +72,11 @@ def load_expert_branch(loader: WeightLoader, config: DecoderConfig, moe: MoeConf
     # The router's scale and its factor are a norm's weight.
     scale = loader.tensor(f"{prefix}router.scale", hidden)
     scale = scale.to(torch.promote_types(scale.dtype, torch.float32)) * hidden**-0.5
+    factors = loader.tensor(f"{prefix}router.per_expert_scale", moe.num_experts)
     return ExpertBranch(
-        moe,
         router=loader.tensor(f"{prefix}router.proj.weight", moe.num_experts, hidden),
         router_norm=RMSNorm(scale, config.norm_eps, rounds_last=True),
-        factors=loader.tensor(f"{prefix}router.per_expert_scale", moe.num_experts),
+        chooser=ExpertChooser(moe, factors=factors, workspace=loader.workspace),
         experts=load_experts(
             loader,
             ExpertTensors(

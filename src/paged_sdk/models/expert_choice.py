@@ -2,13 +2,78 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.kernels.fused_moe import route
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.routing import ExpertChoice, NativeRouting
 
-__all__ = ["choose_experts"]
+__all__ = ["ExpertChooser", "choose_experts"]
+
+_NUM_MIXED: Final = 2
+"""The number of experts per token that SparseMixer chooses."""
+
+
+class ExpertChooser:
+    """Chooses each token's experts: in one native call on the CPU, and as :func:`choose_experts` defines elsewhere.
+
+    :param bias: added to the experts' weights when they are chosen, ``[num_experts]``; None: nothing is added
+    :param factors: multiply the weights of the experts' outputs, ``[num_experts]``; None: nothing does
+    :param workspace: the native kernels' workspace; None: no native kernels
+    :ivar native: describes the choice to the native kernels
+    """
+
+    def __init__(
+        self,
+        config: MoeConfig,
+        *,
+        bias: Tensor | None = None,
+        factors: Tensor | None = None,
+        workspace: Workspace | None = None,
+    ) -> None:
+        self._config = config
+        self._bias = bias
+        self._factors = factors
+        self.native: ExpertChoice = _described(config, bias, factors)
+        self._routing = None if workspace is None else NativeRouting(workspace, self.native)
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same as :func:`choose_experts`, times the factors."""
+        if self._routing is not None and logits.dtype is not torch.float64:
+            return self._routing(logits)
+        weights, ids = choose_experts(logits, self._config, self._bias)
+        return (weights if self._factors is None else weights * self._factors[ids].to(weights.dtype)), ids
+
+
+def _described(config: MoeConfig, bias: Tensor | None, factors: Tensor | None) -> ExpertChoice:
+    """Describe a choice to the native kernels."""
+    count, selected = config.num_experts, config.num_experts_per_token
+    if config.sparse_mixer is not None:
+        return ExpertChoice(
+            num_experts=count,
+            num_selected=_NUM_MIXED,
+            scoring="sparse_mixer",
+            margin=config.sparse_mixer,
+            factors=factors,
+        )
+    return ExpertChoice(
+        num_experts=count,
+        num_selected=selected,
+        scoring="sigmoid" if config.sigmoid_scores else "softmax",
+        renormalize=config.renormalize,
+        bias=bias,
+        factors=factors,
+        num_groups=config.num_groups,
+        num_groups_selected=config.num_groups_per_token,
+        group_score_size=config.group_score_size,
+        min_sum=config.min_sum,
+        sum_offset=config.sum_offset,
+        scale=config.routed_scale,
+    )
 
 
 def choose_experts(logits: Tensor, config: MoeConfig, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -68,7 +133,7 @@ def _mix_sparsely(logits: Tensor, margin: float) -> tuple[Tensor, Tensor]:
     """
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
     left, weights, ids = scores, [], []
-    for _ in range(2):
+    for _ in range(_NUM_MIXED):
         best, chosen = left.max(-1, keepdim=True)
         is_less = (best - scores) > margin * scores.abs().clamp(min=best)
         weights.append(left.masked_fill(is_less, -torch.inf).softmax(-1).gather(-1, chosen))

@@ -7,45 +7,35 @@ the cache, and a dozen separate operations around them as much again. Activation
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from attrs import evolve
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, NativePages
-from paged_sdk.config.decoder import DecoderConfig, NormKind, QkNormWeights
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.lora import AdaptedRows
-from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
-from paged_sdk.kernels.native.decoder import LayerInput, NativeDecoder, Projection, Router
+from paged_sdk.kernels.native.decoder import NativeDecoder
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.lora import NativeAdapters, NativeLora
 from paged_sdk.kernels.native.norm import NativeNorm
 from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import InsertedRows, StepContext
-from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
-from paged_sdk.layers.norm import LayerNorm, NoNorm, Norm
+from paged_sdk.layers.norm import LayerNorm, Norm
 from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_mlp import GatedMlp
-from paged_sdk.models.moe_mlp import MoeMlp
-from paged_sdk.models.norms import SharedWholeNorms, WholeNorms
+from paged_sdk.models.native_layer import native_layer, norm_weights
 from paged_sdk.models.plain_mlp import PlainMlp
 from paged_sdk.models.rank_head import RankHead
-from paged_sdk.models.sharded import ColumnParallelExperts, ColumnParallelLinear
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.native_block import FEW_ROWS
 
 __all__ = ["FusedDecoderModel", "FusedLayers", "fused_spans", "native_projections", "norm_in_float32"]
-
-_HEAD_NORMS: Final[dict[QkNormWeights, Literal["shared", "own", "whole"]]] = {
-    QkNormWeights.SHARED: "shared",
-    QkNormWeights.OWN: "own",
-    QkNormWeights.WHOLE: "whole",
-}
 
 
 class FusedLayers:
@@ -80,7 +70,7 @@ class FusedLayers:
 
         def decoder(*, many_rows: bool) -> NativeDecoder:
             described = [
-                _native_layer(
+                native_layer(
                     layer,
                     model.config,
                     pages,
@@ -219,7 +209,7 @@ class FusedDecoderModel:
 
 def norm_in_float32(norm: Norm, workspace: Workspace, eps: float) -> NativeNorm:
     """Return a norm for the float32 residual stream of fused layers."""
-    weight, bias = _given(norm)
+    weight, bias = norm_weights(norm)
     assert weight is not None
     kind: Literal["rms", "layer"] = "layer" if isinstance(norm, LayerNorm) else "rms"
     return NativeNorm(workspace, weight, bias=bias, eps=eps, kind=kind)
@@ -249,10 +239,11 @@ def native_projections(model: DecoderModel) -> list[dict[int, str]]:
         linears: dict[int, Linear] = {}
         if isinstance(layer.mixer, AttentionBlock):
             linears |= {0: layer.mixer.qkv, 3: layer.mixer.output}
-        if isinstance(layer.mlp, GatedMlp):
-            linears |= {4: layer.mlp.gate_up, 6: layer.mlp.down}
-        elif isinstance(layer.mlp, PlainMlp):
-            linears |= {5: layer.mlp.up, 6: layer.mlp.down}
+        match layer.common_mlp:
+            case GatedMlp() as mlp:
+                linears |= {4: mlp.gate_up, 6: mlp.down}
+            case PlainMlp() as mlp:
+                linears |= {5: mlp.up, 6: mlp.down}
         if layer.layer_input is not None:
             linears |= {7: layer.layer_input.gate, 8: layer.layer_input.output}
         found.append({n: linear.name for n, linear in linears.items() if isinstance(linear, AdaptableLinear)})
@@ -262,137 +253,3 @@ def native_projections(model: DecoderModel) -> list[dict[int, str]]:
 def _has_two_forms(layer: DecoderLayer) -> bool:
     weights = [linear.native_weights for linear in layer.linears]
     return any(native is not None and native.few is not native.many for native in weights)
-
-
-def _native_layer(
-    layer: DecoderLayer,
-    config: DecoderConfig,
-    pages: NativePages,
-    index: int,
-    *,
-    number: int,
-    rope: int,
-    eps: float,
-    many_rows: bool,
-) -> NativeLayer:
-    """Describe one layer to the native library, with its weights in the form for many rows or for few.
-
-    :param index: the layer's place among the pages
-    :param number: its number in the model
-    """
-    attention, mlp, shape = layer.attention, layer.mlp, pages.shapes[index]
-    own = config.layer(number)
-    qkv = _projections(attention.qkv, many_rows=many_rows)
-    (output,) = _projections(attention.output, many_rows=many_rows)
-    router = None
-    if isinstance(mlp, MoeMlp):
-        experts = mlp.experts.native_weights
-        assert experts is not None
-        assert experts.gate is not None, "why_not_fused() refuses experts without gates"
-        gate: Projection | None
-        extras = experts.extras
-        biases = (None,) * 3 if extras is None else (extras.gate_bias, extras.up_bias, extras.down_bias)
-        gate, up, down = (
-            Projection(weight, None if bias is None else bias.flatten())
-            for weight, bias in zip((experts.gate, experts.up, experts.down), biases, strict=True)
-        )
-        router = Router(
-            # The router kernel does not read float16.
-            weight=(mlp.router.float() if mlp.router.dtype is torch.float16 else mlp.router).contiguous(),
-            num_selected=mlp.config.num_experts_per_token,
-            renormalize=mlp.config.renormalize,
-            bias=mlp.router_bias,
-            swiglu=None if extras is None else (extras.alpha, extras.limit),
-        )
-    elif isinstance(mlp, PlainMlp):
-        gate = None
-        (up,) = _projections(mlp.up, many_rows=many_rows)
-        (down,) = _projections(mlp.down, many_rows=many_rows)
-    else:
-        assert mlp is not None, "why_not_fused() refuses layers of one part"
-        gate, up = _projections(mlp.gate_up, many_rows=many_rows)
-        (down,) = _projections(mlp.down, many_rows=many_rows)
-    attention_norm, attention_norm_bias = _given(layer.attention_norm)
-    mlp_norm, mlp_norm_bias = _given(layer.mlp_norm)
-    assert not isinstance(attention.qk_norm, SharedWholeNorms), "why_not_fused() refuses norms across ranks"
-    query, key = _head_norms(attention.qk_norm, config)
-    joined = attention.output if isinstance(attention.output, ColumnParallelLinear) else None
-    last = mlp.experts if isinstance(mlp, MoeMlp) else mlp.down
-    return NativeLayer(
-        shape=shape,
-        cache=pages.caches[index],
-        qkv=(*qkv, qkv[-1]) if own.keys_as_values and own.kv_layer is None else qkv,
-        output=output,
-        router=router,
-        gate=gate,
-        up=up,
-        down=down,
-        norm="layer" if config.norm is NormKind.LAYER else "rms",
-        attention_norm=attention_norm,
-        attention_norm_bias=attention_norm_bias,
-        attention_output_norm=_given(layer.attention_output_norm)[0],
-        mlp_norm=mlp_norm,
-        mlp_norm_bias=mlp_norm_bias,
-        mlp_output_norm=_given(layer.mlp_output_norm)[0],
-        head_norm=_HEAD_NORMS[config.qk_norm_weights],
-        query_norm=query[0],
-        query_norm_bias=query[1],
-        key_norm=key[0],
-        key_norm_bias=key[1],
-        value_norm=attention.value_norm is not None,
-        shares_keys=own.kv_layer is not None,
-        layer_input=_layer_input(layer, config, number, many_rows=many_rows),
-        scale=1.0 if layer.scale is None else float(layer.scale),
-        norm_eps=eps,
-        clip=config.qkv_clip,
-        sinks=attention.sinks,
-        parallel=config.parallel_residual,
-        activation="silu" if isinstance(mlp, MoeMlp) else KERNEL_ACTIVATIONS[mlp.activation],
-        rope=rope,
-        attended_widths=None if joined is None else joined.inputs,
-        inner_widths=last.inputs if isinstance(last, ColumnParallelLinear | ColumnParallelExperts) else None,
-        hidden_widths=None if joined is None else joined.outputs,
-    )
-
-
-def _layer_input(layer: DecoderLayer, config: DecoderConfig, number: int, *, many_rows: bool) -> LayerInput | None:
-    own = layer.layer_input
-    if own is None or config.layer_inputs is None:
-        return None
-    (gate,), (output,) = (_projections(each, many_rows=many_rows) for each in (own.gate, own.output))
-    norm = _given(own.norm)[0]
-    assert norm is not None
-    return LayerInput(gate=gate, output=output, norm=norm, column=number * config.layer_inputs.size)
-
-
-def _given(norm: Norm | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return a norm's weight and bias in float32; None for those that it lacks."""
-    if norm is None or isinstance(norm, NoNorm):
-        return None, None
-    bias = norm.bias if isinstance(norm, LayerNorm) else None
-    return norm.weight.float(), None if bias is None else bias.float()
-
-
-def _head_norms(
-    norm: Norm | WholeNorms | None, config: DecoderConfig
-) -> tuple[tuple[Tensor | None, Tensor | None], tuple[Tensor | None, Tensor | None]]:
-    """Return weight and bias of the norm of queries, and of the norm of keys."""
-    if isinstance(norm, WholeNorms):
-        return _given(norm.query), _given(norm.key)
-    weight, bias = _given(norm)
-    if weight is None:
-        return (None, None), (None, None)
-    # The weight has a row per head.
-    query, key = weight[: config.num_heads], weight[config.num_heads :]
-    if config.qk_norm_weights is QkNormWeights.OWN:
-        return (query.flatten(), None), (key.flatten(), None)
-    of_keys = key[0] if len(key) else None  # none in layers that attend over another layer's keys
-    return (query[0], None if bias is None else bias[0]), (of_keys, None if bias is None else bias[-1])
-
-
-def _projections(linear: Linear, *, many_rows: bool) -> tuple[Projection, ...]:
-    """Return the matrices of a linear layer in the form for many rows or for few, with their biases."""
-    native = linear.native_weights
-    assert native is not None
-    matrices = native.many if many_rows else native.few
-    return tuple(Projection(matrix, bias) for matrix, bias in zip(matrices, native.biases, strict=True))

@@ -7,7 +7,6 @@ from typing import Final
 from attrs import NOTHING, fields
 
 from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import DecoderConfig, NormKind
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.config.rope import RopeConfig
@@ -17,9 +16,11 @@ from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
+from paged_sdk.models.expert_branch import ExpertBranch
+from paged_sdk.models.expert_choice import ExpertChooser
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.layer_inputs import LayerInputBlock
-from paged_sdk.models.moe_mlp import MoeMlp
+from paged_sdk.models.moe_mlp import MoeMlp, SharedExpert
 from paged_sdk.models.norms import WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
 
@@ -36,7 +37,15 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
             *("attention_sinks", "num_image_layers", "layer_shapes"),
             # norms, biases and activations of the layers
             *("norm", "norm_eps", "norm_bias", "norm_offset", "norm_in_float32", "input_norms", "sandwich_norms"),
-            *("qk_norm", "qk_norm_weights", "qk_norm_bias", "value_norm", "qkv_clip", "parallel_residual"),
+            *(
+                "qk_norm",
+                "qk_norm_weights",
+                "qk_norm_bias",
+                "qk_norm_after_rope",
+                "value_norm",
+                "qkv_clip",
+                "parallel_residual",
+            ),
             *("layer_scales", "layer_inputs"),
             *("qkv_bias", "output_bias", "mlp_bias", "gated_mlp", "activation", "ropes", "moe"),
             # the order of a checkpoint's rows, which loading normalizes
@@ -56,8 +65,13 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
     ),
     MoeConfig: frozenset(
         {
-            *("layers", "num_experts", "num_experts_per_token", "intermediate_size", "renormalize"),
-            *("has_biases", "swiglu_alpha", "swiglu_limit", "alternates"),
+            *("layers", "num_experts", "num_experts_per_token", "intermediate_size", "activation", "beside_mlp"),
+            *("shared_intermediate_size", "has_shared_gate", "has_biases", "swiglu_alpha", "swiglu_limit"),
+            # the choice of experts
+            *("sparse_mixer", "sigmoid_scores", "has_choice_bias", "num_groups", "num_groups_per_token"),
+            *("group_score_size", "renormalize", "sum_offset", "min_sum", "routed_scale"),
+            # how a checkpoint is loaded
+            *("alternates", "float32_router"),
         }
     ),
 }
@@ -88,17 +102,17 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
         return f"the native decoder has no activation {config.activation.value}"
     if (unknown := _unknown_combination(config, pages.workspace.library.max_interleaved)) is not None:
         return f"the native decoder does not know {unknown}"
-    if config.moe is not None and config.activation is not Activation.SILU:
-        return f"the native decoder's experts have no activation {config.activation.value}"
     of_layers = (config.layer(index).intermediate_size for index in range(config.num_layers))
-    if any(size % 16 for size in (config.hidden_size, *of_layers)):
+    of_shared = None if config.moe is None else config.moe.shared_intermediate_size
+    if any(size % 16 for size in (config.hidden_size, *of_layers, of_shared or 0)):
         return "its hidden or intermediate size is not a multiple of 16"
     if config.layer_inputs is not None and config.layer_inputs.size % 16:
         return "the size of its layers' own inputs is not a multiple of 16"
     for layer in model.layers if layers is None else model.layers[layers.start : layers.stop]:
         if any(linear.native_weights is None for linear in layer.linears):
             return "its weights have no native kernel"
-        if isinstance(layer.mlp, MoeMlp) and layer.mlp.experts.native_weights is None:
+        mixture = layer.mlp if isinstance(layer.mlp, MoeMlp) else layer.expert_branch
+        if mixture is not None and mixture.experts.native_weights is None:
             return "its experts have no native kernel"
     return None
 
@@ -122,8 +136,6 @@ def _unknown_combination(config: DecoderConfig, max_interleaved: int) -> str | N
         return "experts beside attention"
     if any(rope.interleaved and rope.rotary_dim > max_interleaved for rope in config.ropes):
         return f"pairs of neighbours in more than {max_interleaved} elements of a head"
-    if not config.gated_mlp and config.moe is not None:
-        return "experts beside an MLP without a gate"
     return None
 
 
@@ -141,6 +153,14 @@ def _unknown_kind(model: DecoderModel) -> str | None:
         parts += [] if block is None else [(block, (LayerInputBlock,))]
         norms += [attention.value_norm, None if block is None else block.norm]
         parts += [(layer, (DecoderLayer,)), (attention, (AttentionBlock,)), (mlp, (GatedMlp, PlainMlp, MoeMlp))]
+        if isinstance(mlp, MoeMlp):
+            parts.append((mlp.chooser, (ExpertChooser,)))
+            parts += (
+                [] if mlp.shared is None else [(mlp.shared, (SharedExpert,)), (mlp.shared.mlp, (GatedMlp, PlainMlp))]
+            )
+        if (branch := layer.expert_branch) is not None:
+            parts += [(branch, (ExpertBranch,)), (branch.chooser, (ExpertChooser,))]
+            norms += [branch.router_norm, branch.input_norm, branch.output_norm, branch.mlp_norm]
         norms += [layer.attention_norm, layer.attention_output_norm, layer.mlp_norm, layer.mlp_output_norm]
         qk_norm = attention.qk_norm
         norms += (qk_norm.query, qk_norm.key) if type(qk_norm) is WholeNorms else (qk_norm,)

@@ -11,7 +11,7 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
-from paged_sdk.models.expert_choice import choose_experts
+from paged_sdk.models.expert_choice import ExpertChooser
 from paged_sdk.models.expert_loader import ExpertTensors, load_experts
 from paged_sdk.models.family import ExpertNames, TensorNames
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
@@ -44,26 +44,24 @@ class MoeMlp:
 
     :param router: the router's weight, ``[num_experts, hidden_size]``; its product is computed in its dtype
     :param router_bias: ``[num_experts]``; None: no bias
-    :param choice_bias: added to the experts' weights when they are chosen, ``[num_experts]``; None: nothing is added
+    :param chooser: chooses a token's experts from the router's scores
     :param shared: the shared experts, whose output is added; None: there are none
     :param latent: maps to the vectors that experts read, and from those that they write; None: they have the model's
     """
 
     def __init__(
         self,
-        config: MoeConfig,
         *,
         router: Tensor,
+        chooser: ExpertChooser,
         experts: Experts,
         router_bias: Tensor | None = None,
-        choice_bias: Tensor | None = None,
         shared: SharedExpert | None = None,
         latent: tuple[Linear, Linear] | None = None,
     ) -> None:
-        self.config = config
         self.router = router
         self.router_bias = router_bias
-        self._choice_bias = choice_bias
+        self.chooser = chooser
         self.experts = experts
         self.shared = shared
         self.latent = latent
@@ -76,7 +74,7 @@ class MoeMlp:
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Apply the mixture to ``[num_tokens, hidden_size]``, the tokens of a step."""
         logits = F.linear(x.to(self.router.dtype), self.router, self.router_bias)
-        weights, ids = choose_experts(logits, self.config, self._choice_bias)
+        weights, ids = self.chooser.choose(logits)
         if self.latent is None:
             chosen = self.experts.forward(x, weights, ids)
         else:
@@ -96,9 +94,10 @@ def load_moe_mlp(
     own = _names_in(loader, moe, names, prefix)
     block = prefix + own.block
     count = moe.num_experts
+    bias = _load_choice_bias(loader, f"{block}.{own.choice_bias}", count) if moe.has_choice_bias else None
     return MoeMlp(
-        moe,
         router=loader.tensor(f"{block}.{own.router}.weight", count, config.hidden_size, in_float32=moe.float32_router),
+        chooser=ExpertChooser(moe, bias=bias, workspace=loader.workspace),
         experts=load_experts(
             loader,
             ExpertTensors(
@@ -116,7 +115,6 @@ def load_moe_mlp(
             ),
         ),
         router_bias=loader.tensor(f"{block}.{own.router}.bias", count) if moe.has_biases else None,
-        choice_bias=_load_choice_bias(loader, f"{block}.{own.choice_bias}", count) if moe.has_choice_bias else None,
         shared=None
         if moe.shared_intermediate_size is None
         else _load_shared(loader, config, moe, own, prefix, moe.shared_intermediate_size),

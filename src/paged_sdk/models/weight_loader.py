@@ -14,6 +14,7 @@ from paged_sdk.config.latent_attention import LatentAttentionConfig
 from paged_sdk.errors import ConfigError, UnsupportedQuantizationError, shown
 from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.latent_heads import LatentHeads
+from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.quantized.reordered_matrix import JoinedMatrix
@@ -301,6 +302,11 @@ class WeightLoader:
         else:
             matrix = DenseMatrix(self.values(name, *stored.shape)[order])
         return [each.matrix for each in NamedMatrix(name, matrix).split(heights)]
+
+    @property
+    def workspace(self) -> Workspace | None:
+        """Return the workspace of the native kernels; None without them, and on other devices than the CPU."""
+        return self._policy.workspace if self._device.type == "cpu" else None
 
     def experts(
         self,

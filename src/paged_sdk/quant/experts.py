@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.activation import KernelActivation
 from paged_sdk.kernels.native.packed import PackedWeight
 
 __all__ = ["ExpertExtras", "Experts", "NativeExpertWeights", "Projections"]
@@ -71,13 +72,15 @@ class NativeExpertWeights:
         expert. None: experts have no gates
     :ivar up: likewise
     :ivar down: ``[num_experts * hidden_size, intermediate_size]``, likewise
-    :ivar extras: None: no biases
+    :ivar extras: None: no biases, and ``activation``
+    :ivar activation: of the gates, or without gates of up
     """
 
     gate: PackedWeight | None
     up: PackedWeight
     down: PackedWeight
     extras: ExpertExtras | None = None
+    activation: KernelActivation = "silu"
 
 
 class Experts(ABC):

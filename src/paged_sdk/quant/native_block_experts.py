@@ -38,7 +38,7 @@ class NativeBlockExperts(Experts):
         activation: KernelActivation = "silu",
     ) -> None:
         gate, up, down = weights.gate, weights.up, weights.down
-        self._native = NativeExpertWeights(gate=gate, up=up, down=down, extras=extras)
+        self._native = NativeExpertWeights(gate=gate, up=up, down=down, extras=extras, activation=activation)
         self._experts = NativeExperts(
             workspace, gate, up, down, num_experts=num_experts, join=join, activation=activation
         )

@@ -30,6 +30,7 @@ from paged_sdk.kernels.native.structures import (
     Rows,
 )
 from paged_sdk.kernels.native.structures_recurrent import GatedDelta, Mamba2, ShortConv
+from paged_sdk.kernels.native.structures_routing import Route
 from paged_sdk.logs import get_logger
 from paged_sdk.system.processors import usable_processors
 
@@ -128,6 +129,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_linear.argtypes = (c_int32, POINTER(Linear))
     functions.paged_head_product.argtypes = (c_int32, POINTER(HeadProduct))
     functions.paged_experts.argtypes = (c_int32, POINTER(Experts))
+    functions.paged_route.argtypes = (c_int32, POINTER(Route))
     functions.paged_attention.argtypes = (c_int32, POINTER(Attention))
     functions.paged_decoder.argtypes = (c_int32, POINTER(Decoder))
     functions.paged_quantize.argtypes = (c_int32, POINTER(Quantize))

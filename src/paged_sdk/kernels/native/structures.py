@@ -6,6 +6,8 @@ from ctypes import Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
 
 import torch
 
+from paged_sdk.kernels.native.structures_routing import Choice
+
 __all__ = [
     "ACTIVATIONS",
     "DTYPES",
@@ -24,12 +26,12 @@ __all__ = [
     "Heads",
     "Layer",
     "Linear",
+    "Mixture",
     "Norm",
     "Quantize",
     "QuantizeGroups",
     "Ranks",
     "Rope",
-    "Router",
     "Rows",
     "Update",
     "Weight",
@@ -190,16 +192,24 @@ class Attention(Structure):
     )
 
 
-class Router(Structure):
-    """Mirrors ``paged_router``: how experts are selected."""
+class Mixture(Structure):
+    """Mirrors ``paged_mixture``: a layer's experts."""
 
     _fields_ = (
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("dtype", c_int32),
-        ("num_experts", c_int32),
-        ("num_selected", c_int32),
-        ("renormalize", c_int32),
+        ("router", c_void_p),
+        ("router_bias", c_void_p),
+        ("router_norm", c_void_p),
+        ("input_norm", c_void_p),
+        ("output_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("mlp_gate", c_void_p),
+        ("inner_widths", c_void_p),
+        ("choice", Choice),
+        ("gate", Weight),
+        ("up", Weight),
+        ("down", Weight),
+        ("router_dtype", c_int32),
+        ("activation", c_int32),
         ("swiglu_alpha", c_float),
         ("swiglu_limit", c_float),
     )
@@ -222,7 +232,7 @@ class Layer(Structure):
     _fields_ = (
         ("qkv", Weight * 3),
         ("output", Weight),
-        ("router", Router),
+        ("mixture", Mixture),
         ("gate", Weight),
         ("up", Weight),
         ("down", Weight),
@@ -254,7 +264,9 @@ class Layer(Structure):
         ("parallel", c_int32),
         ("first_hidden", c_int32),
         ("shares_keys", c_int32),
+        ("keys_as_values", c_int32),
         ("value_norm", c_int32),
+        ("norms_last", c_int32),
         ("input_column", c_int32),
         ("scale", c_float),
     )

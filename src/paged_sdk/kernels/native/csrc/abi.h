@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "abi_recurrent.h"
+#include "abi_routing.h"
 
 #if defined(_WIN32)
 #define PAGED_EXPORT extern "C" __declspec(dllexport)
@@ -225,15 +226,25 @@ struct paged_attention_args {
   int32_t num_threads;
 };
 
-// Chooses the num_selected most probable experts of a token: softmax(weight . x + bias).
-struct paged_router {
-  const void* weight;  // [num_experts, hidden], contiguous; null: the layer has no experts
-  const float* bias;   // [num_experts]; null: none
-  int32_t dtype;
-  int32_t num_experts;
-  int32_t num_selected;
-  int32_t renormalize;  // 1: divide the selected experts' weights by their sum
-  float swiglu_alpha;   // as in paged_experts_args
+// A layer's experts, of which a router chooses a few for each token; gate, up and down are stacks of their matrices as
+// in paged_experts_args. The experts' output is added to that of the layer's MLP, if it has one, and either may be
+// normalized before that by an RMSNorm of its own.
+struct paged_mixture {
+  const void* router;        // [num_experts, hidden], contiguous; null: the layer has no experts
+  const float* router_bias;  // [num_experts], added to the scores; null: none
+  const float* router_norm;  // [hidden]: the router reads this RMSNorm of the stream; null: what the experts read
+  const float* input_norm;   // [hidden]: the experts read this RMSNorm of the stream; null: what an MLP reads
+  const float* output_norm;  // [hidden], beside an MLP; null: none. mlp_norm likewise, of the MLP's output
+  const float* mlp_norm;
+  const float* mlp_gate;  // [hidden]: the MLP's output is multiplied by sigmoid(mlp_gate . its input); null: it is not
+  const int32_t* inner_widths;  // as in paged_experts_args
+  paged_choice choice;
+  paged_weight gate;
+  paged_weight up;
+  paged_weight down;
+  int32_t router_dtype;
+  int32_t activation;
+  float swiglu_alpha;  // as in paged_experts_args
   float swiglu_limit;
 };
 
@@ -249,10 +260,9 @@ struct paged_rope {
   int32_t interleaved;
 };
 
-// One decoder layer: attention and gated feed-forward. Each reads the normalized residual stream, and its output, after
-// a second RMSNorm if one is given, is added to the stream. In a parallel layer, the feed-forward reads the same
-// normalized input as attention, and both outputs are added together. With a router, gate, up and down are stacks of
-// matrices as in paged_experts_args.
+// One decoder layer: attention, and a feed-forward part: an MLP, experts, or both beside each other. Each reads the
+// normalized residual stream, and its output, after a second RMSNorm if one is given, is added to the stream. In a
+// parallel layer, the MLP reads the same normalized input as attention, and both outputs are added together.
 //
 // In tensor parallelism, each rank has some heads and neurons. Without widths, output and down have the columns of this
 // rank's heads and neurons, and their results are summed over ranks. With widths, output and down have some rows with
@@ -262,11 +272,11 @@ struct paged_rope {
 // input_gate, the layer then adds norm(input_output . (act(input_gate . stream) * input)), where `input` is a vector of
 // the token for this layer. Last, the stream is multiplied by `scale`.
 struct paged_layer {
-  paged_weight qkv[3];  // query, key, value; or one fused matrix; or only query
+  paged_weight qkv[3];  // query, key, value; or one fused matrix; or query and key; or only query
   paged_weight output;
-  paged_router router;
-  paged_weight gate;  // data null: no gate; the activation applies to up
-  paged_weight up;
+  paged_mixture mixture;
+  paged_weight gate;  // of the MLP; data null: no gate; the activation applies to up
+  paged_weight up;    // data null: no MLP
   paged_weight down;
   paged_weight input_gate;  // [input size, hidden]; data null: the layer has no input of its own
   paged_weight input_output;
@@ -277,7 +287,7 @@ struct paged_layer {
   const float* mlp_output_norm;  // null if and only if attention_output_norm is
   const float* attention_norm_bias;  // of a LayerNorm; null: none
   const float* mlp_norm_bias;
-  const float* query_norm;  // query norm before the rotary embedding; null: none
+  const float* query_norm;  // null: none
   const float* key_norm;
   const float* query_norm_bias;  // of a shared LayerNorm; null: none
   const float* key_norm_bias;
@@ -295,10 +305,12 @@ struct paged_layer {
   int32_t head_norm;
   int32_t parallel;
   int32_t first_hidden;  // this rank's first column of the residual stream, with hidden_widths
-  int32_t shares_keys;   // 1: attends over keys and values that an earlier layer has written; qkv has only queries
-  int32_t value_norm;    // 1: each head's values are divided by their root mean square
-  int32_t input_column;  // first column of the layer's vectors in the step's layer_inputs
-  float scale;           // 1: the stream is left as it is
+  int32_t shares_keys;  // 1: attends over keys and values that an earlier layer has written; qkv has only queries
+  int32_t keys_as_values;  // 1: values are the projected keys, before their norm and rotation; qkv has no values
+  int32_t value_norm;      // 1: each head's values are divided by their root mean square
+  int32_t norms_last;      // 1: queries and keys are normalized after their rotation; 0: before
+  int32_t input_column;    // first column of the layer's vectors in the step's layer_inputs
+  float scale;             // 1: the stream is left as it is
 };
 
 // Index of a projection in an adapter's updates. If query, key and value, or gate and up, are one fused matrix, its

@@ -169,6 +169,10 @@ PAGED_EXPORT int32_t paged_experts(int32_t level, const paged_experts_args* args
   return paged::level_at(level).kernels->experts(*args);
 }
 
+PAGED_EXPORT int32_t paged_route(int32_t level, const paged_route_args* args) {
+  return paged::level_at(level).kernels->route(*args);
+}
+
 PAGED_EXPORT int32_t paged_attention(int32_t level, const paged_attention_args* args) {
   return paged::level_at(level).kernels->attention(*args);
 }

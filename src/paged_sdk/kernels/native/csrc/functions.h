@@ -40,6 +40,10 @@ inline Floats rough_exponential2(Floats x) {
 // e^x. x * log2 e is rounded, so the relative error grows as |x| 6e-8.
 inline Floats exponential(Floats x) { return exponential2(mul(x, broadcast(kLog2E))); }
 
+inline Floats sigmoid(Floats x) {
+  return div(broadcast(1.0f), add(broadcast(1.0f), exponential(sub(zero_floats(), x))));
+}
+
 // SiLU is x * sigmoid(x); tanh-GELU is x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3).
 inline Floats activate(Floats x, int32_t activation) {
   if (activation == PAGED_RELU2) {

@@ -65,6 +65,18 @@ int experts(const paged_experts_args& args) {
   return kOk;
 }
 
+int route(const paged_route_args& args) {
+  uint8_t* memory = reserve(*args.workspace, RouteScratch::bytes(args.choice, args.num_threads));
+  if (memory == nullptr) return kNoMemory;
+  Arena arena(memory);
+  const RouteScratch scratch = RouteScratch::at(arena, args.choice, args.num_threads);
+  parallel_for(args.num_threads, args.num_tokens, choice_cost(args.choice),
+               [&](int64_t first, int64_t last, int thread) {
+                 for (int64_t token = first; token < last; ++token) route_token(args, scratch, token, thread);
+               });
+  return kOk;
+}
+
 int attention(const paged_attention_args& args) {
   const AttentionPlan plan(args.heads, args.batch, args.num_threads);
   uint8_t* memory = reserve(*args.workspace, AttentionScratch::bytes(plan, args.num_threads));
@@ -178,7 +190,7 @@ int mamba2(const paged_mamba2_args& args) {
 
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, head_product, experts, attention, decoder, quantize,
+extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, head_product, experts, route, attention, decoder, quantize,
                                      quantize_groups, rows, norm, argmax, short_conv, gated_delta, mamba2,
                                      pack_dense};
 

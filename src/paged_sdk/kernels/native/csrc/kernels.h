@@ -10,6 +10,7 @@ struct KernelTable {
   int (*linear)(const paged_linear_args& args);
   int (*head_product)(const paged_head_product_args& args);
   int (*experts)(const paged_experts_args& args);
+  int (*route)(const paged_route_args& args);
   int (*attention)(const paged_attention_args& args);
   int (*decoder)(const paged_decoder_args& args);
   int (*quantize)(const paged_quantize_args& args);

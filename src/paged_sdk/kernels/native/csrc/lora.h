@@ -63,7 +63,7 @@ struct AdapterScratch {
     int inner = 0, ranks = 0;
     for (int i = 0; i < args.num_layers; ++i) {
       const paged_layer& layer = args.layers[i];
-      if (layer.router.weight == nullptr && layer.up.rows > inner) inner = layer.up.rows;
+      if (layer.up.rows > inner) inner = layer.up.rows;
       for (int a = 0; a < args.num_adapters; ++a) {
         int all = 0;
         for (int p = 0; p < PAGED_PROJECTIONS; ++p) all += args.adapters[a][i * PAGED_PROJECTIONS + p].rank;

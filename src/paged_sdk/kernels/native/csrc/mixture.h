@@ -1,29 +1,35 @@
-// Runs the feed-forward part of a layer with experts: a router selects a few for each token.
+// Runs a layer's experts, of which a router selects a few for each token.
 #pragma once
 
-#include <limits>
-
 #include "experts.h"
+#include "routing.h"
 
 namespace paged {
 namespace {
 
-// Scratch memory of one layer's feed-forward part.
+// Scratch memory of a layer's experts.
 struct MixtureScratch {
-  float* normed;         // [rows, hidden]
-  float* probabilities;  // [rows, num_experts padded to whole vectors]
-  float* topk_weights;   // [rows, num_selected]
-  int64_t* topk_ids;     // [rows, num_selected]
+  float* normed;  // [rows, hidden]: what experts read
+  float* routed;  // [rows, hidden]: what the router reads; may be `normed`
+  float* scores;        // [rows, padded_experts]
+  float* topk_weights;  // [rows, num_selected]
+  int64_t* topk_ids;    // [rows, num_selected]
+  Ranked* ranked;       // per thread: ranked_entries
   ExpertsScratch experts;
 
   static MixtureScratch at(Arena& arena, const paged_decoder_args& args, const paged_layer& layer) {
-    const int64_t rows = args.num_rows, selected = rows * layer.router.num_selected;
+    const paged_mixture& mixture = layer.mixture;
+    const paged_choice& choice = mixture.choice;
+    const int64_t rows = args.num_rows, selected = rows * choice.num_selected;
+    const int64_t hidden = mixture.up.cols;
     MixtureScratch out{};
-    out.normed = arena.take<float>(rows * layer.gate.cols);
-    out.probabilities = arena.take<float>(rows * padded(layer.router.num_experts));
+    out.normed = arena.take<float>(rows * hidden);
+    out.routed = mixture.router_norm == nullptr ? out.normed : arena.take<float>(rows * hidden);
+    out.scores = arena.take<float>(rows * padded_experts(choice));
     out.topk_weights = arena.take<float>(selected);
     out.topk_ids = arena.take<int64_t>(selected);
-    out.experts = ExpertsScratch::at(arena, out.chosen(args, layer), args.num_threads);
+    out.ranked = arena.take<Ranked>(static_cast<size_t>(ranked_entries(choice)) * args.num_threads);
+    out.experts = ExpertsScratch::at(arena, out.chosen(args, mixture), args.num_threads);
     return out;
   }
   static size_t bytes(const paged_decoder_args& args, const paged_layer& layer) {
@@ -32,28 +38,26 @@ struct MixtureScratch {
     return arena.used();
   }
 
-  static int padded(int num_experts) { return (num_experts + 15) / 16 * 16; }
-
   // Returns the arguments of the experts' computation, once they are chosen.
-  paged_experts_args chosen(const paged_decoder_args& args, const paged_layer& layer) const {
+  paged_experts_args chosen(const paged_decoder_args& args, const paged_mixture& mixture) const {
     paged_experts_args out{};
     out.x = normed;
     out.topk_weights = topk_weights;
     out.topk_ids = topk_ids;
     out.gather = args.gather;
     out.group = args.group;
-    out.inner_widths = layer.inner_widths;
-    out.gate = layer.gate;
-    out.up = layer.up;
-    out.down = layer.down;
-    out.x_stride = layer.gate.cols;
-    out.num_experts = layer.router.num_experts;
+    out.inner_widths = mixture.inner_widths;
+    out.gate = mixture.gate;
+    out.up = mixture.up;
+    out.down = mixture.down;
+    out.x_stride = mixture.up.cols;
+    out.num_experts = mixture.choice.num_experts;
     out.num_tokens = args.num_rows;
-    out.num_selected = layer.router.num_selected;
+    out.num_selected = mixture.choice.num_selected;
     out.dtype = PAGED_FLOAT32;
-    out.swiglu_alpha = layer.router.swiglu_alpha;
-    out.swiglu_limit = layer.router.swiglu_limit;
-    out.activation = layer.activation;
+    out.swiglu_alpha = mixture.swiglu_alpha;
+    out.swiglu_limit = mixture.swiglu_limit;
+    out.activation = mixture.activation;
     return out;
   }
 };
@@ -72,11 +76,11 @@ inline void score_rows(const Matrix& router, int64_t expert, const float* x, int
 
 // Scores experts [first, last) for all rows. A few rows stay in the first-level cache while the router's weights
 // stream.
-inline void score_experts(const paged_router& description, const float* x, int num_rows, int cols, float* out,
+inline void score_experts(const paged_mixture& mixture, const float* x, int num_rows, int cols, float* out,
                           int64_t first, int64_t last) {
   constexpr int kTile = 4;
-  const Matrix router{description.weight, cols, description.dtype};
-  const int64_t width = MixtureScratch::padded(description.num_experts);
+  const Matrix router{mixture.router, cols, mixture.router_dtype};
+  const int64_t width = padded_experts(mixture.choice);
   int64_t row = 0;
   for (; row + kTile <= num_rows; row += kTile)
     for (int64_t expert = first; expert < last; ++expert)
@@ -86,60 +90,65 @@ inline void score_experts(const paged_router& description, const float* x, int n
       score_rows<1>(router, expert, x + row * cols, cols, out + row * width, width);
 }
 
-// Selects a token's experts by softmax of their scores. If a score is NaN, weights are NaN and the selection is
-// arbitrary.
-inline void choose_experts(const paged_router& router, float* scores, float* topk_weights, int64_t* topk_ids) {
-  const int num_experts = router.num_experts, width = MixtureScratch::padded(num_experts);
-  if (router.bias != nullptr)
-    for (int e = 0; e < num_experts; ++e) scores[e] += router.bias[e];
-  for (int e = num_experts; e < width; ++e) scores[e] = -std::numeric_limits<float>::infinity();
-  Floats largest = load_floats(scores), sum = zero_floats();
-  for (int e = 16; e < width; e += 16) largest = maximum(largest, load_floats(scores + e));
-  const Floats top = broadcast(max_of(largest));
-  for (int e = 0; e < width; e += 16) {
-    const Floats power = exponential(sub(load_floats(scores + e), top));
-    store_floats(scores + e, power);
-    sum = add(sum, power);
-  }
-  const Floats total = broadcast(sum_of(sum));
-  for (int e = 0; e < width; e += 16) store_floats(scores + e, div(load_floats(scores + e), total));
-  float chosen = 0.0f;
-  for (int k = 0; k < router.num_selected; ++k) {
-    int best = 0;
-    for (int e = 1; e < num_experts; ++e)
-      if (scores[e] > scores[best]) best = e;
-    topk_ids[k] = best;
-    topk_weights[k] = scores[best];
-    chosen += scores[best];
-    scores[best] = -1.0f;  // below every probability
-  }
-  if (router.renormalize)
-    for (int k = 0; k < router.num_selected; ++k) topk_weights[k] /= chosen;
-}
-
-// Computes the feed-forward part for all rows of `stream`.
+// Runs a layer's experts for all rows of `stream`. What they read is left in scratch.normed.
 inline Task run_mixture(Job& job, const paged_decoder_args& args, const paged_layer& layer, const float* stream,
-                        const Output out, uint8_t* memory) {
-  Arena arena(memory);
-  const MixtureScratch scratch = MixtureScratch::at(arena, args, layer);
-  const paged_router& router = layer.router;
-  const int rows = args.num_rows, hidden = layer.gate.cols, width = MixtureScratch::padded(router.num_experts);
+                        const Output out, const MixtureScratch scratch) {
+  const paged_mixture& mixture = layer.mixture;
+  const paged_choice& choice = mixture.choice;
+  const int rows = args.num_rows, hidden = mixture.up.cols, width = padded_experts(choice);
+  const float eps = layer.norm_eps;
   co_await job.phase(rows, row_cost(hidden), [&](int64_t first, int64_t last, int) {
-    for (int64_t t = first; t < last; ++t)
-      normalize_into(layer.norm, stream + t * hidden, hidden, layer.mlp_norm, layer.mlp_norm_bias, layer.norm_eps,
-                     scratch.normed + t * hidden);
+    for (int64_t t = first; t < last; ++t) {
+      const float* const row = stream + t * hidden;
+      float* const normed = scratch.normed + t * hidden;
+      if (mixture.input_norm != nullptr) {
+        normalize_into(PAGED_RMS_NORM, row, hidden, mixture.input_norm, nullptr, eps, normed);
+      } else {
+        normalize_into(layer.norm, row, hidden, layer.mlp_norm, layer.mlp_norm_bias, eps, normed);
+      }
+      if (mixture.router_norm != nullptr)
+        normalize_into(PAGED_RMS_NORM, row, hidden, mixture.router_norm, nullptr, eps, scratch.routed + t * hidden);
+    }
   });
   // A float32 product costs as much as eight byte products.
-  co_await job.phase(router.num_experts, int64_t{8} * rows * hidden, [&](int64_t first, int64_t last, int) {
-    score_experts(router, scratch.normed, rows, hidden, scratch.probabilities, first, last);
+  co_await job.phase(choice.num_experts, int64_t{8} * rows * hidden, [&](int64_t first, int64_t last, int) {
+    score_experts(mixture, scratch.routed, rows, hidden, scratch.scores, first, last);
   });
-  co_await job.phase(rows, int64_t{500} * width * (1 + router.num_selected), [&](int64_t first, int64_t last, int) {
-    for (int64_t t = first; t < last; ++t)
-      choose_experts(router, scratch.probabilities + t * width, scratch.topk_weights + t * router.num_selected,
-                     scratch.topk_ids + t * router.num_selected);
+  co_await job.phase(rows, choice_cost(choice), [&](int64_t first, int64_t last, int thread) {
+    Ranked* const ranked = scratch.ranked + static_cast<int64_t>(thread) * ranked_entries(choice);
+    for (int64_t t = first; t < last; ++t) {
+      float* const scores = scratch.scores + t * width;
+      if (mixture.router_bias != nullptr)
+        for (int e = 0; e < choice.num_experts; ++e) scores[e] += mixture.router_bias[e];
+      choose_experts(choice, scores, ranked, scratch.topk_weights + t * choice.num_selected,
+                     scratch.topk_ids + t * choice.num_selected);
+    }
   });
-  const paged_experts_args chosen = scratch.chosen(args, layer);
+  const paged_experts_args chosen = scratch.chosen(args, mixture);
   co_await run_experts(job, chosen, out, scratch.experts);
+}
+
+// mlp = mlp + experts, each after its own norm or gate: combines the outputs of a layer's MLP and of the experts beside
+// it. `read` is what both have read.
+inline auto join_experts(Job& job, const paged_layer& layer, float* mlp, float* experts, const float* read,
+                         int num_rows) {
+  const int hidden = layer.mixture.up.cols;
+  const auto join = [&layer, mlp, experts, read, hidden](int64_t first, int64_t last, int) {
+    const paged_mixture& mixture = layer.mixture;
+    for (int64_t at = first * hidden; at < last * hidden; at += hidden) {
+      if (mixture.mlp_norm != nullptr) normalize(mlp + at, hidden, mixture.mlp_norm, layer.norm_eps);
+      if (mixture.output_norm != nullptr) normalize(experts + at, hidden, mixture.output_norm, layer.norm_eps);
+      Floats share = broadcast(1.0f);
+      if (mixture.mlp_gate != nullptr) {
+        float score;
+        score_rows<1>({mixture.mlp_gate, hidden, PAGED_FLOAT32}, 0, read + at, hidden, &score, 1);
+        share = sigmoid(broadcast(score));
+      }
+      for (int64_t c = at; c < at + hidden; c += 16)
+        store_floats(mlp + c, fma(load_floats(mlp + c), share, load_floats(experts + c)));
+    }
+  };
+  return job.phase(num_rows, 3 * row_cost(hidden), join);
 }
 
 }  // namespace

@@ -35,6 +35,14 @@ inline void normalize_heads(const paged_layer& layer, const float* norm, const f
   }
 }
 
+// Normalizes a row's queries and keys in place; there may be no keys.
+inline void normalize_queries_and_keys(const paged_layer& layer, float* queries, float* keys, int num_keys) {
+  if (layer.query_norm != nullptr)
+    normalize_heads(layer, layer.query_norm, layer.query_norm_bias, layer.heads.num_heads, queries);
+  if (num_keys > 0 && layer.key_norm != nullptr)
+    normalize_heads(layer, layer.key_norm, layer.key_norm_bias, num_keys, keys);
+}
+
 // Applies the rotary embedding (Su et al., 2021, arXiv 2104.09864) to one head in place.
 inline void rotate_head(float* head, const float* cosines, const float* sines, int half) {
   int i = 0;
@@ -101,10 +109,8 @@ inline void place_token(const Placement& placement, float* row, int64_t token, i
   const int num_keys = has_keys ? heads.num_kv_heads : 0;
   float* keys = row + heads.num_heads * size;
   float* values = keys + num_keys * size;
-  if (layer.query_norm != nullptr)
-    normalize_heads(layer, layer.query_norm, layer.query_norm_bias, heads.num_heads, row);
-  if (has_keys && layer.key_norm != nullptr)
-    normalize_heads(layer, layer.key_norm, layer.key_norm_bias, heads.num_kv_heads, keys);
+  if (layer.keys_as_values != 0) __builtin_memcpy(values, keys, sizeof(float) * num_keys * size);
+  if (layer.norms_last == 0) normalize_queries_and_keys(layer, row, keys, num_keys);
   if (layer.value_norm != 0)
     for (int h = 0; h < num_keys; ++h) normalize(values + h * size, size, nullptr, layer.norm_eps);
   if (layer.qkv_clip != 0.0f) {
@@ -119,6 +125,7 @@ inline void place_token(const Placement& placement, float* row, int64_t token, i
       rotate_head(row + h * size, cosines, sines, half);
     }
   }
+  if (layer.norms_last != 0) normalize_queries_and_keys(layer, row, keys, num_keys);
   if (placement.cache.key_factors != nullptr)
     change_basis(placement.cache.key_factors, heads.num_kv_heads, heads.num_heads / heads.num_kv_heads, size, row,
                  has_keys ? keys : nullptr, values);
