@@ -190,8 +190,8 @@ int mamba2(const paged_mamba2_args& args) {
 
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, head_product, experts, route, attention, decoder, quantize,
-                                     quantize_groups, rows, norm, argmax, short_conv, gated_delta, mamba2,
+extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, head_product, experts, route, attention, decoder,
+                                     quantize, quantize_groups, rows, norm, argmax, short_conv, gated_delta, mamba2,
                                      pack_dense};
 
 }  // namespace paged
