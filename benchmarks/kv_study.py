@@ -40,8 +40,8 @@ from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.build.kv_statistics import measure_kv
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.kernels.attention_inputs import LearnedScores
 from paged_sdk.kernels.key_offsets import KEY_SPAN
-from paged_sdk.kernels.relative_bias import RelativeBias
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.models.key_offsets import key_offsets
 from paged_sdk.system.processors import usable_processors
@@ -132,18 +132,11 @@ class _RoundingStep(AttentionStep):
         self._study = study
         self._positions = positions
 
-    def forward(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None = None,
-        *,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
-        key, value = self._study.rounded(layer, key, value, self._positions)
-        return self._step.forward(layer, query, key, value, sinks, relative=relative)
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self._step.write(layer, *self._study.rounded(layer, key, value, self._positions))
+
+    def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:
+        return self._step.attend(layer, query, learned)
 
 
 def _texts() -> tuple[str, ...]:

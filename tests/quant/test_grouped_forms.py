@@ -138,8 +138,10 @@ def test_experts(as_stored: bool) -> None:
         for policy, (gates, ups, downs) in ((kept(), (gate, up, down)), (WeightPolicy(), dense))
     ]
     assert [type(each) for each in experts] == [NativeBlockExperts, DenseExperts]
-    assert experts[0].native_weights is not None
-    assert experts[0].native_weights.gate.format == ("grouped" if as_stored else "Q8_0")
+    weights = experts[0].native_weights
+    assert weights is not None
+    assert weights.gate is not None
+    assert weights.gate.format == ("grouped" if as_stored else "Q8_0")
     got, expected = (each.forward(x, shares, ids) for each in experts)
     assert (got - expected).norm() / expected.norm() < 2 * CONVERTED
 
