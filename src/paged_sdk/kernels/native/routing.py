@@ -120,7 +120,7 @@ class NativeRouting:
         choice = self._choice
         check_tensor("scores", scores, ("num_tokens", choice.num_experts), _DTYPES, torch.device("cpu"))
         scores = scores.contiguous()
-        weights = torch.empty(len(scores), choice.num_selected)
+        weights = torch.empty(len(scores), choice.num_selected, dtype=torch.float32)
         ids = torch.empty(len(scores), choice.num_selected, dtype=torch.int64)
         args, library = self._args, self._workspace.library
         args.scores, args.dtype, args.num_tokens = scores.data_ptr(), DTYPES[scores.dtype], len(scores)
