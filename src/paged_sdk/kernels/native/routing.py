@@ -114,7 +114,7 @@ class NativeRouting:
         :param scores: the router's, ``[num_tokens, num_experts]`` float32, bfloat16 or float16
         :returns: the weights of the experts' outputs, float32, and which experts, int64, ``[num_tokens, num_selected]``
             each. Of experts with equal weights, those are chosen that torch's ``topk`` chooses on the CPU. Scores of
-            NaN, and infinite ones of a softmax, give weights of NaN and arbitrary experts
+            NaN, and +Inf except with sigmoids, give weights of NaN, and a softmax then arbitrary experts
         :raises ConfigError: shape or dtype do not fit
         """
         choice = self._choice
