@@ -5,6 +5,7 @@ arithmetic for every row count it depends on nothing around it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -69,7 +70,7 @@ async def test_the_same_logits_of_dense_weights(builder: TextModelBuilder, dtype
 @pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
 async def test_the_same_logits_of_experts_beside_an_mlp(tmp_path: Path) -> None:
     """Whose weights have two forms without batch invariance, and whose output has a gate."""
-    sizes = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+    sizes: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
     file = tiny.make_other_checkpoint("qwen2_moe", tmp_path, **sizes, shared_expert_intermediate_size=64)
     await assert_invariant(TextModelBuilder(file).with_force_cpu().with_isq(IsqType.Q8_0))
 
