@@ -781,9 +781,11 @@ def test_gates_and_ups_of_experts_may_be_in_one_tensor(architecture: str, tmp_pa
         assert torch.equal(tensor, found[1][name])
 
 
-def test_transposed_experts_are_written_like_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [32, 48])  # gates with ups are square, or not
+def test_transposed_experts_are_written_like_others(size: int, tmp_path: Path) -> None:
     """Qwen3-VL's released checkpoints have them transposed; transformers writes them as they are."""
     text = VISION_FAMILIES["qwen3_vl_moe"].config["text_config"] | {"mlp_only_layers": [], "num_hidden_layers": 1}
+    text["moe_intermediate_size"] = size
     make_vision_checkpoint("qwen3_vl_moe", tmp_path / "model", text_config=text)
     weights, found = tmp_path / "model" / "model.safetensors", []
     for name in ("plain.gguf", "transposed.gguf"):
