@@ -21,6 +21,7 @@ from adapter_files import write_adapter
 from doc_blocks import ROOT, code_blocks, read, run_blocks
 from gguf_encoder_files import word_piece_metadata, write_encoder
 from paged_sdk.config import env
+from paged_sdk.models.family import supported_families
 from tiny_encoder import make_encoder, make_ranker, word_pieces
 
 PAGES: Final = (
@@ -154,6 +155,13 @@ def test_rows_of_a_table_have_as_many_cells(page: str) -> None:
 def num_cells(row: str) -> int:
     """Return how many cells a row of a table has."""
     return len(re.findall(r"(?<!\\)\|", row)) - 1
+
+
+def test_every_family_is_listed_by_name() -> None:
+    """Of families of images, the types of their text decoders alone are not."""
+    (section,) = re.findall(r"^## Models by name$(.*?)^## ", read("docs/architectures.md"), re.MULTILINE | re.DOTALL)
+    listed = [name for row in section.splitlines() if row.startswith("|") for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(listed) == sorted({"model_type", *(name.removesuffix("_text") for name in supported_families())})
 
 
 VARIABLES: Final = {value for name, value in vars(env).items() if name.isupper() and isinstance(value, str)}

@@ -19,6 +19,7 @@ from paged_sdk import (
     ChatCompletionResponse,
     CheckpointError,
     Constraint,
+    ContextLengthError,
     Image,
     ImageLimits,
     InvalidRequestError,
@@ -320,6 +321,15 @@ async def test_bad_images_are_refused_by_name_and_hurt_nobody(llava: Path, anyio
             Message.parse({"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]})
         stats = model.stats()
         assert stats.running == stats.waiting == stats.blocks_used == 0
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_truncation_is_no_advice_for_a_prompt_with_images(llava: Path, anyio_backend: str) -> None:
+    async with exact(llava).with_max_model_len(16).build() as model:
+        with pytest.raises(ContextLengthError, match=r"the context is 16\): shorten it$"):
+            await model.send_chat_request(asked(CHAT))
+        with pytest.raises(InvalidRequestError, match="a prompt with images is not cut"):
+            await model.send_chat_request(asked(CHAT).with_truncation())
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -177,11 +177,11 @@ def test_what_keys_have_in_common_is_no_loss(
         for parts in (((0, 200), (0, 1)), ((200, 298), (1, 139)), ((298, 299), (139, 140)), ((299, 300), None)):
             chosen = [(text, table, part) for text, table, part in zip(texts, tables, parts, strict=True) if part]
             step = backend.prepare([span(first, last - first, table) for _, table, (first, last) in chosen])
-            heads = (
+            query, key, value = (
                 torch.cat([getattr(text, name)[0, first:last] for text, _, (first, last) in chosen]).to(dtype)
                 for name in ("query", "key", "value")
             )
-            outputs.append(step.forward(0, *heads))
+            outputs.append(step.forward(0, query, key, value))
             expected += [text.expected[0, first:last] for text, _, (first, last) in chosen]
         right = torch.cat(expected)
         return float((torch.cat(outputs).double() - right).square().mean().sqrt() / right.square().mean().sqrt())

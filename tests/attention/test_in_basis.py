@@ -37,9 +37,9 @@ def test_any_basis_gives_the_same_attention(head_dim: int, *, native: bool) -> N
         step = backend.prepare([span(first, last - first, [7, 2, 5, 1, 3, 0, 6, 4])])
         assert (step.native_rows is not None) is native
         for layer in range(2):
-            part = (each[layer, first:last] for each in (text.query, text.key, text.value))
+            query, key, value = (each[layer, first:last] for each in (text.query, text.key, text.value))
             expected = text.expected[layer, first:last]
-            torch.testing.assert_close(step.forward(layer, *part).double(), expected, rtol=0, atol=2e-4)
+            torch.testing.assert_close(step.forward(layer, query, key, value).double(), expected, rtol=0, atol=2e-4)
     stored = backend.block_tensors[1].flatten(0, 1)[7 * 16 : 8 * 16]
     torch.testing.assert_close(stored, hadamard_transform(text.value[0, :16]), rtol=0, atol=1e-6)
 

@@ -154,7 +154,7 @@ def test_it_follows_from_a_tokens_place_alone_where_tokens_need_not_be_exact(
         for count in lengths:
             step = backend.prepare([span(start, count, tables(16)[0], num_prompt_tokens=num_prompt_tokens)])
             new = slice(start, start + count)
-            parts.append(step.forward(1, *(each[1, new] for each in (text.query, text.key, text.value))))
+            parts.append(step.forward(1, text.query[1, new], text.key[1, new], text.value[1, new]))
             start += count
         return torch.cat(parts)
 

@@ -23,6 +23,7 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend, choose_prefills, triton_storage
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.layer_shape import LayerShape
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.config.rope import RopeConfig
 from paged_sdk.kernels.transfer import to_device
@@ -68,11 +69,11 @@ def attended(
         spans = [span(computed[i], count, TABLES[i]) for i, count in step.items()]
         attention = backend.prepare(spans)
         for layer in range(len(texts[0].query)):
-            heads = (
+            query, key, value = (
                 torch.cat([getattr(texts[i], name)[layer, s.start : s.end] for i, s in zip(step, spans, strict=True)])
                 for name in ("query", "key", "value")
             )
-            output = attention.forward(layer, *(each.to(device) for each in heads))
+            output = attention.forward(layer, query.to(device), key.to(device), value.to(device))
             assert output.is_contiguous()
             outputs.append(output.cpu())
         for i, count in step.items():
@@ -151,6 +152,10 @@ def test_room_is_left_for_splits_of_long_contexts() -> None:
     assert storage.scratch == {CPU: 2048 * 4 * 16 * (16 + 1) * 4}  # tokens, heads, splits, a vector and a sum
     short = evolve(setup, engine=evolve(engine, max_model_len=4096))
     assert triton_storage(short).scratch[CPU] == 2 * 8 * 64 * (16 + 1) * 4  # programs of one processor, rows of each
+    sizes = [LayerShape(num_kv_heads=2, head_dim=size, intermediate_size=1) for size in (256, 512)]
+    mixed = evolve(shape(windows=(None, None)), layer_shapes=tuple(sizes))
+    # Larger heads fill the processor with fewer programs.
+    assert triton_storage(evolve(short, model=mixed)).scratch[CPU] == 2 * 8 * 64 * (256 + 1) * 4
 
 
 @pytest.mark.thinned("cache_type", "rotary_dim", of=1)
@@ -233,7 +238,8 @@ def test_keys_are_stored_without_their_offsets(dtype: torch.dtype, triton_device
             else:
                 heads = heads.to(triton_device)
                 rotation.rotate_(heads[:, :6])
-                parts.append(step.forward(0, *torch.split(heads.to(device), [4, 2, 2], dim=1)).cpu())
+                query, key, value = torch.split(heads.to(device), [4, 2, 2], dim=1)
+                parts.append(step.forward(0, query, key, value).cpu())
         return torch.cat(parts)
 
     expected = outputs(PagedBackend, CPU, at_once=False)
@@ -276,12 +282,12 @@ def test_a_step_waits_for_nothing(cache_type: PagedCacheType, triton_device: tor
     backend = pool(TritonPagedBackend, config, triton_device, dtype=torch.bfloat16, cache_type=cache_type)
     attended(backend, texts, triton_device)  # compiles
     backend.copy([(0, 1, 8)])
-    heads = [torch.randn(3, count, 16, dtype=torch.bfloat16, device=triton_device) for count in (4, 2, 2)]
+    query, key, value = (torch.randn(3, count, 16, dtype=torch.bfloat16, device=triton_device) for count in (4, 2, 2))
     torch.cuda.set_sync_debug_mode("error")
     try:
         step = backend.prepare([span(length, 1, table) for length, table in zip(LENGTHS, TABLES, strict=True)])
         for layer in range(2):
-            step.forward(layer, *heads)
+            step.forward(layer, query, key, value)
         backend.copy([(0, 1, 8)])
     finally:
         torch.cuda.set_sync_debug_mode("default")

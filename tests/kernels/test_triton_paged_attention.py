@@ -408,8 +408,10 @@ def partial_bytes(monkeypatch: pytest.MonkeyPatch) -> PartialBytes:
     return noted
 
 
-def attend_without_device(counts: list[int], longest: int, heads: tuple[int, int, int]) -> None:
-    """Launch attention of rows with so many new tokens; ``heads`` as in :class:`PagedCase`."""
+def attend_without_device(counts: list[int], longest: int, heads: tuple[int, int, int], *, key_only: int = 0) -> None:
+    """Launch attention of rows with so many new tokens; ``heads`` as in :class:`PagedCase`, and latent vectors if
+    ``key_only`` is above 0.
+    """
     meta = torch.device("meta")
     pages = torch.empty(1, 32, heads[1], heads[2], dtype=torch.bfloat16, device=meta)
     rows = PagedRows(
@@ -420,7 +422,8 @@ def attend_without_device(counts: list[int], longest: int, heads: tuple[int, int
         max_context_len=longest,
     )
     query = torch.empty(sum(counts), heads[0], heads[2], dtype=torch.bfloat16, device=meta)
-    paged_attention(query, LayerCache(pages, torch.empty_like(pages)), rows, ScoreOptions(scale=SCALE))
+    cache = LayerCache(pages, pages if key_only else torch.empty_like(pages), key_only=key_only)
+    paged_attention(query, cache, rows, ScoreOptions(scale=SCALE))
 
 
 @pytest.mark.parametrize(("heads", "count"), [((32, 8, 128), 16), ((32, 32, 96), 64), ((16, 1, 256), 4)])
@@ -437,16 +440,21 @@ def test_partial_results_are_within_what_is_left_free(partial_bytes: PartialByte
     random = Random(0)
     most = 0
     for _ in range(300):
-        group, num_kv_heads, head_dim = random.choice(((1, 32, 96), (4, 8, 128), (7, 4, 128), (16, 1, 256), (8, 8, 64)))
+        group, num_kv_heads, head_dim, key_only = random.choice(
+            (
+                *((1, 32, 96, 0), (4, 8, 128, 0), (7, 4, 128, 0), (16, 1, 256, 0), (8, 8, 64, 0)),
+                *((8, 4, 512, 0), (128, 1, 576, 64), (20, 1, 576, 64)),
+            )
+        )
         longest = random.choice((100, 4096, 8192, 32_768, 131_072))
         counts = [random.choice((1, 1, 5, 17))] * random.choice((1, 2, 9, 32, 256))
         counts[-1] = random.choice((1, 3, 16, 64, 700))
         partial_bytes.found = 0
-        attend_without_device(counts, longest, (group * num_kv_heads, num_kv_heads, head_dim))
+        attend_without_device(counts, longest, (group * num_kv_heads, num_kv_heads, head_dim), key_only=key_only)
         allowed = most_partial_bytes(
             num_tokens=sum(counts),
             num_heads=group * num_kv_heads,
-            value_dim=head_dim,
+            value_dim=head_dim - key_only,
             max_context_len=longest,
             multiprocessors=132,
         )

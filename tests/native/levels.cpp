@@ -302,10 +302,13 @@ void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_
   paged_layer layer{};
   layer.qkv[0] = weights.query.packed, layer.qkv[1] = weights.key.packed, layer.qkv[2] = weights.value.packed;
   layer.output = weights.output.packed;
-  layer.gate = weights.gate.packed, layer.up = weights.up.packed, layer.down = weights.down.packed;
   if (experts) {
-    layer.router = {router.data(), nullptr, PAGED_FLOAT32, kExperts, 2, 1, 0.0f, 0.0f};
+    layer.mixture.router = router.data(), layer.mixture.router_dtype = PAGED_FLOAT32;
+    layer.mixture.choice = {nullptr, nullptr, kExperts, 2, PAGED_SOFTMAX, 1, 1, 1, 1, 0.0f, 0.0f, 1.0f, 0.0f, 0};
+    layer.mixture.gate = weights.gate.packed, layer.mixture.up = weights.up.packed;
+    layer.mixture.down = weights.down.packed;
   } else {
+    layer.gate = weights.gate.packed, layer.up = weights.up.packed, layer.down = weights.down.packed;
     layer.gate.rows = layer.up.rows = kInner, layer.down.rows = kHidden;
   }
   layer.attention_norm = layer.mlp_norm = norm.data();

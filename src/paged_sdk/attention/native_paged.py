@@ -145,7 +145,9 @@ class NativePagedBackend(PagedBackend):
     def _prompts(
         self, parts: Sequence[StepRow], in_chunks: Sequence[bool], bidirectional_from: Sequence[int]
     ) -> list[DecompressedRow | None]:
-        """Return for each part whether it attends over decompressed keys: causal prompts do for which it pays."""
+        """Return for each part of the step its place if it attends over decompressed keys, else None: causal prompts do
+        for which it pays. This depends on the number of its tokens in the step, unlike :func:`_by_form`'s choice.
+        """
         latent, first = self._config.latent, 0
         assert latent is not None
         found: list[DecompressedRow | None] = []

@@ -47,12 +47,16 @@ def triton_storage(setup: AttentionSetup) -> KvStorage:
     for shape, choice in {each.shape: each for each in prefills}.items():
         of_what = "prompts" if shape.window is None else f"prompts in windows of {shape.window} tokens"
         _log.info("Attention of %s: %s.", of_what, choice)
-    of_splits = most_partial_bytes(
-        num_tokens=engine.max_num_batched_tokens,
-        num_heads=model.num_heads,
-        value_dim=max(model.head_dims) - model.key_only,
-        max_context_len=engine.max_model_len,
-        multiprocessors=num_multiprocessors(setup.device),
+    # Layers with larger heads may need less: they are divided into fewer splits.
+    of_splits = max(
+        most_partial_bytes(
+            num_tokens=engine.max_num_batched_tokens,
+            num_heads=model.num_heads,
+            value_dim=head_dim - model.key_only,
+            max_context_len=engine.max_model_len,
+            multiprocessors=num_multiprocessors(setup.device),
+        )
+        for head_dim in model.head_dims
     )
     return KvStorage(
         make=partial(

@@ -269,7 +269,7 @@ class RequestPreparer:
         limit = self.max_prompt_tokens if reading is None else self.max_read_tokens
         if len(prompt_token_ids) > limit:
             if not options.truncation:
-                can_be_cut = reading is None and not is_pinned
+                can_be_cut = reading is None and not is_pinned and prompt.media is None
                 raise self._too_long(len(prompt_token_ids), limit, field, can_be_cut=can_be_cut)
             if prompt.media is not None:
                 raise InvalidRequestError.of("truncation", True, "no images: a prompt with images is not cut")

@@ -24,7 +24,8 @@ class Rotation:
 
     :ivar cosines: ``[num_tokens, n]`` float32, contiguous
     :ivar sines: likewise. A pair ``(a, b)`` becomes ``(a cos - b sin, b cos + a sin)``
-    :ivar query_scale: ``[num_tokens]`` float32: what queries are multiplied by before they are rotated; None: 1
+    :ivar query_scale: ``[num_tokens]`` float32: what layers multiply queries by before steps rotate them, whose kernels
+        do not read it; None: 1
     """
 
     cosines: Tensor

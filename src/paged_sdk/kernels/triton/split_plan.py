@@ -78,10 +78,10 @@ def plan_splits(num_programs: int, num_keys: int, block_n: int, wanted: int, mos
 def most_partial_bytes(
     *, num_tokens: int, num_heads: int, value_dim: int, max_context_len: int, multiprocessors: int
 ) -> int:
-    """Return the most bytes that partial results of any batch within these limits take.
+    """Return the most bytes that partial results of a layer take, of any batch within these limits.
 
     :param num_tokens: the most query tokens of a batch
-    :param value_dim: elements per head of values, for the layers with the most
+    :param value_dim: elements per head of values
     """
     # Splits that fill the device make less than twice as many programs, each with at most LARGEST_DECODE_TILE results.
     num_results = 2 * programs_that_fill(multiprocessors, value_dim) * LARGEST_DECODE_TILE
