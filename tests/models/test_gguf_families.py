@@ -809,6 +809,14 @@ def test_joined_experts_must_have_halves(tmp_path: Path) -> None:
             GgufSource(path)
 
 
+def test_a_shared_expert_that_the_metadata_does_not_state(tmp_path: Path) -> None:
+    config, own = FAMILIES["granitemoe with a shared expert"]
+    path = tmp_path / "model.gguf"
+    write("granitemoe", built(config, tmp_path), {**own, "expert_shared_feed_forward_length": 0}, path)
+    with pytest.raises(CheckpointError, match="cannot be a gate of 0 neurons"):
+        GgufSource(path)
+
+
 @pytest.mark.parametrize(
     ("architecture", "own", "told"),
     [
