@@ -5,6 +5,7 @@ arithmetic for every row count it depends on nothing around it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import tiny
 from adapter_files import write_adapter
 from arrivals import gather
-from paged_sdk import ConfigError, GgufModelBuilder, Model, SamplingParams, TextModelBuilder
+from paged_sdk import ConfigError, GgufModelBuilder, IsqType, Model, SamplingParams, TextModelBuilder
 from paged_sdk.kernels.native.library import why_not
 
 pytestmark = pytest.mark.anyio
@@ -64,6 +65,14 @@ async def test_the_same_logits_alone_and_in_a_batch_chunked_or_cached(file: Path
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 async def test_the_same_logits_of_dense_weights(builder: TextModelBuilder, dtype: str) -> None:
     await assert_invariant(builder.with_dtype(dtype))
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
+async def test_the_same_logits_of_experts_beside_an_mlp(tmp_path: Path) -> None:
+    """Whose weights have two forms without batch invariance, and whose output has a gate."""
+    sizes: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+    file = tiny.make_other_checkpoint("qwen2_moe", tmp_path, **sizes, shared_expert_intermediate_size=64)
+    await assert_invariant(TextModelBuilder(file).with_force_cpu().with_isq(IsqType.Q8_0))
 
 
 @pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")

@@ -14,6 +14,8 @@ from typing import Any, Final
 import pytest
 import tokenizers
 
+from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
+from paged_sdk.chat.gguf_tokenizer_export import gguf_from_text_processor
 from paged_sdk.chat.text_processor import load_text_processor
 from paged_sdk.chat.tiktoken_file import backend_from_tiktoken
 from paged_sdk.errors import CheckpointError
@@ -99,6 +101,21 @@ def test_added_tokens_keep_their_ids(tmp_path: Path) -> None:
     assert tokenizer.encode(text, add_special_tokens=True) == [len(ranks) + 2, len(ranks) + 5, 460]
     assert tokenizer.special.bos == len(ranks)
     assert tokenizer.vocab_size == len(ranks) + 6
+
+
+def test_gguf_files_have_the_same_tokenizer(tmp_path: Path) -> None:
+    """llama.cpp merges Kimi's words without looking them up first, which makes a difference for odd vocabularies."""
+    ranks = vocabulary()
+    write(tmp_path, ranks)
+    text = load_text_processor(tmp_path)
+    metadata = gguf_from_text_processor(text, "deepseek2", len(ranks) + 6)
+    assert metadata["tokenizer.ggml.pre"] == "kimi-k2"
+    read = tokenizer_from_gguf({"general.architecture": "deepseek2"} | metadata)
+    for each in (TEXT, *TEXT.split()):
+        assert read.encode(each, add_special_tokens=False) == text.tokenizer.encode(each, add_special_tokens=False)
+    write(tmp_path, {**ranks, b"qqq": len(ranks)})  # nothing merges to it
+    with pytest.raises(CheckpointError, match="no name for its pre-tokenizer"):
+        gguf_from_text_processor(load_text_processor(tmp_path), "deepseek2", len(ranks) + 7)
 
 
 def test_a_class_that_is_not_known(tmp_path: Path) -> None:

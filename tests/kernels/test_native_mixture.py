@@ -181,8 +181,9 @@ def test_every_number_of_experts(isa: str, num_experts: int, num_selected: int, 
     assert_near(mixture, rows, mixture.run(rows, isa=isa, num_threads=2))
 
 
-def test_a_router_in_bfloat16() -> None:
-    mixture = Mixture(dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_router_in_half_precision(dtype: torch.dtype) -> None:
+    mixture = Mixture(dtype=dtype)
     rows = mixture.rows(7)
     assert_near(mixture, rows, mixture.run(rows))
 

@@ -282,7 +282,44 @@ void compare_heads(Levels& levels, const LayerWeights& weights, const Bound& bou
   }
 }
 
-// Two layers, optionally `normed` after each part and in each head: a prompt and a decode, or a decode alone.
+// The weights of chosen experts, the largest first.
+void compare_routing(Levels& levels) {
+  Random random(7);
+  constexpr int kTokens = 9, kCount = 40, kSelected = 6;
+  const std::vector<float> scores = random.normal(kTokens * kCount), bias = random.normal(kCount);
+  for (const int32_t scoring : {PAGED_SOFTMAX, PAGED_SIGMOID, PAGED_SPARSE_MIXER}) {
+    for (const bool in_groups : {false, true}) {
+      if (in_groups && scoring == PAGED_SPARSE_MIXER) continue;
+      levels.compare(of(in_groups ? "routing in groups" : "routing", scoring, kSelected), {kSums}, [&](const Run& run) {
+        std::vector<float> out(kTokens * kSelected);
+        std::vector<int64_t> ids(kTokens * kSelected);
+        paged_route_args args{};
+        args.scores = scores.data();
+        args.topk_weights = out.data();
+        args.topk_ids = ids.data();
+        args.workspace = run.workspace;
+        args.choice.bias = in_groups ? bias.data() : nullptr;
+        args.choice.num_experts = kCount;
+        args.choice.num_selected = kSelected;
+        args.choice.scoring = scoring;
+        args.choice.num_groups = in_groups ? 8 : 1;
+        args.choice.num_groups_selected = in_groups ? 3 : 1;
+        args.choice.group_score_size = in_groups ? 2 : 1;
+        args.choice.renormalize = in_groups;
+        args.choice.scale = 2.5f;
+        args.choice.margin = 0.2f;
+        args.num_tokens = kTokens;
+        args.dtype = PAGED_FLOAT32;
+        args.num_threads = 1;
+        run.done(paged_route(run.level, &args));
+        return out;
+      });
+    }
+  }
+}
+
+// Two layers, optionally `normed` after each part and in each head, and then with an MLP beside experts, if there are
+// any: a prompt and a decode, or a decode alone.
 void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_dtype, const Bound& bound, bool experts,
                      bool normed, bool alone) {
   Random random(4);
@@ -307,7 +344,9 @@ void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_
     layer.mixture.choice = {nullptr, nullptr, kExperts, 2, PAGED_SOFTMAX, 1, 1, 1, 1, 0.0f, 0.0f, 1.0f, 0.0f, 0};
     layer.mixture.gate = weights.gate.packed, layer.mixture.up = weights.up.packed;
     layer.mixture.down = weights.down.packed;
-  } else {
+    layer.mixture.mlp_gate = normed ? norm.data() : nullptr;
+  }
+  if (!experts || normed) {
     layer.gate = weights.gate.packed, layer.up = weights.up.packed, layer.down = weights.down.packed;
     layer.gate.rows = layer.up.rows = kInner, layer.down.rows = kHidden;
   }
@@ -318,6 +357,7 @@ void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_
   layer.num_qkv = 3;
   layer.activation = normed ? PAGED_GELU_TANH : PAGED_SILU;
   layer.norm_eps = 1e-5f;
+  layer.scale = 1.0f;
   levels.compare(of("decoder", weights.gate.packed.format, cache_dtype), bound, [&](const Run& run) {
     Cache first = cache, second = cache;
     paged_layer layers[2] = {layer, layer};
@@ -451,6 +491,7 @@ void compare_all(Levels& levels) {
   for (const int32_t format : kDenseFormats)
     for (const int cols : {201, 256}) compare_linear(levels, format, cols, {kSums, format == PAGED_DENSE_BFLOAT16});
   compare_attention(levels);
+  compare_routing(levels);
   compare_recurrent(levels);
   for (const int32_t format : {int32_t{PAGED_Q4_K}, kInHadamard + PAGED_Q4_K}) compare_layers(levels, format);
   compare_layers(levels, grouped(PAGED_GROUPED_4, 128));

@@ -26,6 +26,7 @@ int32_t paged_pack_dense(int32_t level, const paged_dense_args* args);
 int32_t paged_linear(int32_t level, const paged_linear_args* args);
 int32_t paged_head_product(int32_t level, const paged_head_product_args* args);
 int32_t paged_experts(int32_t level, const paged_experts_args* args);
+int32_t paged_route(int32_t level, const paged_route_args* args);
 int32_t paged_attention(int32_t level, const paged_attention_args* args);
 int32_t paged_decoder(int32_t level, const paged_decoder_args* args);
 int32_t paged_quantize(int32_t level, const paged_quantize_args* args);
@@ -261,6 +262,8 @@ class Levels {
     const std::vector<float> expected = kernel(Run{runs_.back(), workspace_});
     for (const float v : expected)
       if (!std::isfinite(v)) fail(name + ": a result is not finite");
+    if (std::all_of(expected.begin(), expected.end(), [](float v) { return v == 0.0f; }))
+      fail(name + ": every result is zero, which all levels would agree on");
     std::vector<float> fused, coded;
 #if defined(__FP_FAST_FMAF)
     fused = expected;  // here the portable level fuses too

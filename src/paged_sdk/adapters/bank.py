@@ -352,7 +352,10 @@ class AdapterBank:
         updates = {module: update for module, update in updates.items() if update.magnitude is not None}
         if not updates:
             return {}
-        gains = {module: torch.empty(2, len(update.up), device=linear.device) for module, update in updates.items()}
+        gains = {
+            module: torch.empty(2, len(update.up), device=linear.device, dtype=torch.float32)
+            for module, update in updates.items()
+        }
         sides = {
             module: tuple(side.to(device=linear.device, dtype=torch.float32) for side in (update.up, update.down))
             for module, update in updates.items()

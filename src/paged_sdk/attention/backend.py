@@ -232,7 +232,9 @@ class KvStorage:
 
 def layer_scores(config: DecoderConfig, device: torch.device) -> tuple[ScoreOptions, ...]:
     """Return each layer's score options (scale, window, softcap, ALiBi), with their tensors on the device."""
-    slopes = torch.tensor(config.alibi_slopes, device=device) if config.alibi_slopes else None
+    slopes = None
+    if config.alibi_slopes:
+        slopes = torch.tensor(config.alibi_slopes, dtype=torch.float32, device=device)
     return tuple(
         ScoreOptions(
             scale=config.attention_scale,

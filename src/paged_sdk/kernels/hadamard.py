@@ -35,7 +35,7 @@ def hadamard_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     values = (x.float().reshape(len(x), cols // block, block) @ _hadamard(block)).flatten(-2)
     largest = values.abs().amax(-1)
     usable = largest.isfinite() & (largest >= 1e-30)
-    scales = torch.where(usable, largest / 127, torch.where(largest.isfinite(), 0.0, torch.nan))
+    scales = torch.where(usable, largest / 127, torch.where(largest.isfinite(), 0.0, torch.nan).float())
     return torch.where(usable[:, None], values / scales[:, None], 0.0).round_().to(torch.int8), scales
 
 
@@ -58,7 +58,7 @@ def hadamard_transform(x: Tensor) -> Tensor:
 
 def _hadamard(size: int) -> Tensor:
     """Return the orthonormal Sylvester-Hadamard matrix, ``[size, size]``."""
-    matrix = torch.ones(1, 1)
+    matrix = torch.ones(1, 1, dtype=torch.float32)
     while len(matrix) < size:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
     return matrix.div_(size**0.5)

@@ -15,6 +15,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.chunk_decay import decay_between
 from paged_sdk.kernels.recurrent_step import ChunkGrid, RecurrentRows
 
 __all__ = ["selective_scan"]
@@ -105,12 +106,7 @@ def _scan(inputs: _Inputs, states: Tensor, grid: ChunkGrid) -> tuple[Tensor, Ten
     value = inputs.value.movedim(1, -2)
     read, write = (each.transpose(1, 2).unsqueeze(2) for each in (inputs.read, inputs.write))  # of each group
     log_decay = inputs.log_decay.movedim(1, -1)
-    size = value.shape[-2]
-    later = torch.ones(size, size, dtype=torch.bool, device=value.device).triu(1)
-    # Sums of their own for each pair of tokens: differences of sums since the chunk's start would lose digits, as
-    # states decay by up to e^20 per token.
-    between = log_decay.unsqueeze(-1).expand(*log_decay.shape, size).tril(-1).cumsum(-2)
-    between = between.masked_fill_(later, -torch.inf).exp_()
+    between = decay_between(log_decay)
     outputs = (read @ write.mT * between) @ value
     decay = log_decay.cumsum(-1).exp_().unsqueeze(-1)  # since the chunk's start
     writes = (write * between[..., -1, :].unsqueeze(-1)).mT  # as much of them as the chunk's end has

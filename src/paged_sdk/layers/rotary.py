@@ -59,11 +59,11 @@ def _inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor
     :param is_long: whether to return LongRoPE's set for sequences beyond the trained context
     """
     if not config.rotates:
-        return torch.zeros(config.rotary_dim // 2)
+        return torch.zeros(config.rotary_dim // 2, dtype=torch.float32)
     exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
     periods = config.theta**exponents
     if config.inv_freq_divisors:
-        periods = torch.tensor(config.inv_freq_divisors) * periods
+        periods = torch.tensor(config.inv_freq_divisors, dtype=torch.float32) * periods
     match config.kind:
         case RopeKind.DEFAULT | RopeKind.DYNAMIC:
             # Dynamic scaling only changes sequences beyond the model's context, which are refused.
@@ -76,7 +76,8 @@ def _inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor
             return _yarn(config, periods)
         case RopeKind.LONGROPE:
             # Ding et al., 2024, arXiv 2402.13753
-            return 1.0 / (torch.tensor(config.long_factor if is_long else config.short_factor) * periods)
+            factors = config.long_factor if is_long else config.short_factor
+            return 1.0 / (torch.tensor(factors, dtype=torch.float32) * periods)
 
 
 def _llama3(config: RopeConfig, inverse: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.parallel.shard import Shard
 from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.policy import ExpertStack, NamedMatrix
+from paged_sdk.weights.expert_stacks import are_transposed
 
 __all__ = ["ExpertTensors", "load_experts"]
 
@@ -133,9 +134,7 @@ def load_experts(loader: WeightLoader, experts: ExpertTensors) -> Experts:
 
 def _one_after_the_other(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> Experts:
     hidden, size = experts.hidden_size, experts.intermediate_size
-    # As Qwen3-VL's checkpoints have them. The shape of gate_up_proj decides for both tensors: down_proj may be square.
-    stacked, count, rows = experts.stacked[0], experts.num_experts, len(experts.gate_up) * size
-    transposed = stacked in loader and loader.shape(stacked) == (count, hidden, rows) != (count, rows, hidden)
+    transposed = _are_transposed(loader, experts)
     gate_up = _stack(
         loader,
         experts.stacked[0],
@@ -196,8 +195,7 @@ def _alternating(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> E
     """Load experts whose gate and up are interleaved row by row in one tensor, which may be transposed."""
     names = experts.stacked
     count, hidden, size = experts.num_experts, experts.hidden_size, experts.intermediate_size
-    # The shape of gate_up_proj decides for both tensors: down_proj may be square.
-    transposed = names[0] in loader and loader.shape(names[0]) == (count, hidden, 2 * size)
+    transposed = _are_transposed(loader, experts)
     pairs = _each(loader, names[0], count, 2 * size, hidden, transposed=transposed)
     downs = _each(loader, names[1], count, hidden, size, transposed=transposed)
     gate_up = [
@@ -217,6 +215,18 @@ def _alternating(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> E
         extras = part.extras(biases[:, 0::2], biases[:, 1::2], down_bias, experts.swiglu, loader.shard)
     stacks = ExpertStack(matrices=gate_up), ExpertStack(matrices=down)
     return loader.experts(*stacks, extras=extras, join=part.join, activation=experts.activation)
+
+
+def _are_transposed(loader: WeightLoader, experts: ExpertTensors) -> bool:
+    """Return whether the checkpoint has tensors with all experts, whose matrices are transposed."""
+    if not all(name in loader for name in experts.stacked):
+        return False
+    return are_transposed(
+        *map(loader.shape, experts.stacked),
+        hidden_size=experts.hidden_size,
+        intermediate_size=experts.intermediate_size,
+        is_gated=experts.gate is not None,
+    )
 
 
 def _each(

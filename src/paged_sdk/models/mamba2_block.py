@@ -143,7 +143,7 @@ class Mamba2Block:
 
 def _spread(scales: tuple[float, ...], parts: tuple[int, ...], like: Tensor) -> Tensor:
     """Return the factor of each column of a projection, of the dtype and on the device of ``like``."""
-    spread = torch.repeat_interleave(torch.tensor(scales), torch.tensor(parts))
+    spread = torch.repeat_interleave(torch.tensor(scales, dtype=torch.float32), torch.tensor(parts))
     return spread.to(dtype=like.dtype, device=like.device)
 
 

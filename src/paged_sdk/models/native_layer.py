@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-import torch
 from torch import Tensor
 
 from paged_sdk.attention.backend import NativePages
@@ -150,8 +149,7 @@ def _experts(experts: Experts, router: Tensor, choice: ExpertChoice, **others: T
     assert up is not None
     assert down is not None
     return Mixture(
-        # The router kernel does not read float16.
-        router=(router.float() if router.dtype is torch.float16 else router).contiguous(),
+        router=router.contiguous(),
         choice=choice,
         gate=gate,
         up=up,

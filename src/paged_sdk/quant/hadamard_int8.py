@@ -32,7 +32,7 @@ class HadamardInt8Linear(Linear):
     def __init__(self, matrices: Sequence[BlockMatrix], biases: Sequence[Tensor | None]) -> None:
         rows, cols = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
         weight = torch.empty(rows, cols, dtype=torch.int8)
-        self._scales = torch.empty(rows)
+        self._scales = torch.empty(rows, dtype=torch.float32)
         super().__init__(in_features=cols, out_features=rows, num_bytes=weight.nbytes + self._scales.nbytes)
         first = 0
         for matrix in matrices:

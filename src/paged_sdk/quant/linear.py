@@ -56,7 +56,7 @@ def decoded_matrices(weights: NativeWeights, decode: Callable[[PackedWeight, Ten
     for weight, bias in zip(weights.few, weights.biases, strict=True):
         for first in range(0, weight.rows, _ROWS_AT_ONCE):
             rows = torch.arange(first, min(first + _ROWS_AT_ONCE, weight.rows))
-            own = torch.zeros(len(rows)) if bias is None else bias[rows].float()
+            own = torch.zeros(len(rows), dtype=torch.float32) if bias is None else bias[rows].float()
             yield DecodedRows(before + first, decode(weight, rows), own)
         before += weight.rows
 

@@ -359,6 +359,8 @@ def _check_written_file(config: DecoderConfig, path: Path) -> None:
         match field.name:
             case "model_type":
                 continue
+            case "intermediate_size" if not _has_dense_mlps(config):
+                continue
             case "layer_inputs" if own is not None and other is not None:
                 is_equal = evolve(own, image_token=other.image_token) == other  # files hold no images
             case "ropes":
@@ -380,6 +382,15 @@ def _check_written_file(config: DecoderConfig, path: Path) -> None:
                 f"{shown(other)} from a GGUF file",
                 architecture=config.model_type,
             )
+
+
+def _has_dense_mlps(config: DecoderConfig) -> bool:
+    moe = config.moe
+    return (
+        moe is None
+        or moe.beside_mlp
+        or any(config.has_mlp(layer) for layer in range(config.num_layers) if layer not in moe.layers)
+    )
 
 
 def _rotate_alike(first: RopeConfig, second: RopeConfig) -> bool:

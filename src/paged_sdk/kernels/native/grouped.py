@@ -175,7 +175,7 @@ def decode_grouped(library: NativeLibrary, matrix: GroupedMatrix, *, num_threads
         raise ConfigError.of("columns of a grouped matrix", cols, f"a multiple of {_WIDTH}")
     minima = None if matrix.minima is None else matrix.minima.contiguous()
     levels = None if matrix.levels is None else matrix.levels.contiguous()
-    out = torch.empty(rows, cols)
+    out = torch.empty(rows, cols, dtype=torch.float32)
     args = DecodeGrouped(
         codes=codes.described,
         scales=scales.data_ptr(),

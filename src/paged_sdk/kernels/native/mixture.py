@@ -24,7 +24,7 @@ class Mixture:
     """Describes a layer's experts. Beside an MLP, both outputs are added, each normalized or gated before if it says
     so.
 
-    :ivar router: [num_experts, hidden] float32 or bfloat16, contiguous
+    :ivar router: [num_experts, hidden] float32, bfloat16 or float16, contiguous
     :ivar router_bias: [num_experts], added to the router's scores; None: no bias
     :ivar router_norm: [hidden], weight of an RMSNorm of the residual stream, which the router reads; None: it reads
         what the experts read

@@ -218,7 +218,7 @@ def decode_rows(
     :returns: a new float32 tensor ``[num_rows, weight.cols]``
     :raises IndexError: a row does not exist
     """
-    rows, out = rows.contiguous(), torch.empty(len(rows), weight.cols)
+    rows, out = rows.contiguous(), torch.empty(len(rows), weight.cols, dtype=torch.float32)
     stored = Weight(data=weight.data.data_ptr(), format=weight.tensor_type, rows=weight.rows, cols=weight.cols)
     threads = torch.get_num_threads() if num_threads is None else num_threads
     args = Rows(

@@ -58,7 +58,9 @@ def quantize_levels(
     """See :func:`paged_sdk.kernels.quantized.quantize_groups.quantize_levels`, and :func:`quantize_affine` for the
     parameters and errors.
     """
-    return _quantize(library, weight, 4, _LEVELS, levels=torch.tensor(levels), num_threads=num_threads)
+    return _quantize(
+        library, weight, 4, _LEVELS, levels=torch.tensor(levels, dtype=torch.float32), num_threads=num_threads
+    )
 
 
 def _quantize(
@@ -74,7 +76,8 @@ def _quantize(
         raise ConfigError.of("weight.shape", tuple(weight.shape), f"[rows, a multiple of {_WIDTH}]")
     rows, cols = weight.shape
     check_matrix("weight", weight, (rows, cols), tuple(WEIGHT_DTYPES))
-    codes, scales = torch.empty(rows, cols, dtype=torch.uint8), torch.empty(rows, -(-cols // GROUP))
+    codes = torch.empty(rows, cols, dtype=torch.uint8)
+    scales = torch.empty(rows, -(-cols // GROUP), dtype=torch.float32)
     minima = torch.empty_like(scales) if levels is None else None
     between, numbers = (None, None) if levels is None else between_levels(levels)
     args = QuantizeGroups(

@@ -54,7 +54,7 @@ class SharedSum:
         self._functions = library.functions
         self._memory = mmap.mmap(file, _board(library, size, size))
         self._boards = [_board(library, size, each) for each in range(size)]
-        self._one = torch.zeros(1)
+        self._one = torch.zeros(1, dtype=torch.float32)
         self.rank = rank
         first = c_char.from_buffer(self._memory)
         self._ranks = Ranks(memory=addressof(first), capacity=_CAPACITY, rank=rank, size=size)

@@ -239,7 +239,7 @@ class NativeMamba2:
         check_matrix("steps", steps, (tokens, self._state[0]), own)
         check_matrix("gates", gates, (tokens, self._width), own)
         _check_pool(pool, self._state, torch.float32)
-        read, out = torch.empty(gates.shape), torch.empty(gates.shape, dtype=gates.dtype)
+        read, out = (torch.empty(gates.shape, dtype=dtype) for dtype in (torch.float32, gates.dtype))
         args, library = self._args, rows.workspace.library
         args.rows = rows.args
         args.inputs, args.inputs_stride = inputs.data_ptr(), inputs.stride(0)

@@ -114,13 +114,13 @@ class NativeRouting:
         :param scores: the router's, ``[num_tokens, num_experts]`` float32, bfloat16 or float16
         :returns: the weights of the experts' outputs, float32, and which experts, int64, ``[num_tokens, num_selected]``
             each. Of experts with equal weights, those are chosen that torch's ``topk`` chooses on the CPU. Scores of
-            NaN, and infinite ones of a softmax, give weights of NaN and arbitrary experts
+            NaN, and +Inf except with sigmoids, give weights of NaN, and a softmax then arbitrary experts
         :raises ConfigError: shape or dtype do not fit
         """
         choice = self._choice
         check_tensor("scores", scores, ("num_tokens", choice.num_experts), _DTYPES, torch.device("cpu"))
         scores = scores.contiguous()
-        weights = torch.empty(len(scores), choice.num_selected)
+        weights = torch.empty(len(scores), choice.num_selected, dtype=torch.float32)
         ids = torch.empty(len(scores), choice.num_selected, dtype=torch.int64)
         args, library = self._args, self._workspace.library
         args.scores, args.dtype, args.num_tokens = scores.data_ptr(), DTYPES[scores.dtype], len(scores)

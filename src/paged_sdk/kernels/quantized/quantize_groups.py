@@ -121,7 +121,7 @@ def quantize_half_quadratic(weight: Tensor, bits: int) -> GroupedMatrix:
 
 def quantize_levels(weight: Tensor, levels: tuple[float, ...]) -> GroupedMatrix:
     """Quantize to the nearest of 16 levels, scaled by the largest magnitude of 64 weights, as bitsandbytes does."""
-    table = torch.tensor(levels, device=weight.device)
+    table = torch.tensor(levels, dtype=torch.float32, device=weight.device)
     between, numbers = between_levels(table)
 
     def fit(x: Tensor) -> tuple[Tensor, Tensor, None]:

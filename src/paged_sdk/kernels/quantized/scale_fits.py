@@ -93,8 +93,8 @@ class _Totals:
 
 def _ranges(levels: float) -> list[float]:
     """Return the numbers of codes, in float32, that a group's range is mapped to in the roundings that are tried."""
-    tenth = torch.tensor(0.1)
-    return [float(torch.tensor(levels) + tenth * step) for step in range(-_STEPS, _STEPS + 1)]
+    middle, tenth = torch.tensor([levels, 0.1], dtype=torch.float32)
+    return [float(middle + tenth * step) for step in range(-_STEPS, _STEPS + 1)]
 
 
 def fit_affine(x: Tensor, w: Tensor | None, levels: float, *, is_k: bool) -> Fit:

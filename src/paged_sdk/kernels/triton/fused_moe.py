@@ -313,9 +313,9 @@ def _gate_up_of_pairs(
     gate = tl.zeros([block_n, block_k], tl.float32)
     up = tl.zeros([block_n, block_k], tl.float32)
     for first in range(0, hidden_size, block_k):
-        inner = first + k < hidden_size
-        mask = (column < intermediate_size)[:, None] & inner[None, :]
-        x = tl.load(x_at + first, mask=inner, other=0.0).to(tl.float32)[None, :]
+        within = first + k < hidden_size
+        mask = (column < intermediate_size)[:, None] & within[None, :]
+        x = tl.load(x_at + first, mask=within, other=0.0).to(tl.float32)[None, :]
         gate += tl.load(gate_at + first, mask=mask, other=0.0).to(tl.float32) * x
         if is_gated:
             up += tl.load(up_at + first, mask=mask, other=0.0).to(tl.float32) * x

@@ -15,6 +15,7 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.rope import RopeKind
 from paged_sdk.errors import shown
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.weights.expert_stacks import are_transposed
 from paged_sdk.weights.gguf.architecture import LATENT_UP, RATES, TILED, VECTORS, GgufArchitecture, stem_of
 from paged_sdk.weights.gguf.config_export import gguf_architecture, not_writable
 from paged_sdk.weights.gguf.export_matrix import GgufMatrix, column, in_order, without_input_channel
@@ -207,11 +208,17 @@ def _merged_experts(
 
 
 def _are_transposed(source: WeightSource, name: str, config: DecoderConfig) -> bool:
-    """Return whether a tensor of all experts has their matrices transposed, as the shape of gates and ups tells."""
+    """Return whether a tensor of all experts has their matrices transposed."""
     assert config.moe is not None
-    both = name.replace("down_proj", "gate_up_proj")
-    sizes = config.hidden_size, 2 * config.moe.intermediate_size
-    return source.shape(both if both in source else name)[1:] == sizes != sizes[::-1]
+    block = name.rpartition(".")[0]
+    pair = f"{block}.gate_up_proj", f"{block}.down_proj"
+    if not all(each in source for each in pair):
+        return False
+    return are_transposed(
+        *map(source.shape, pair),
+        hidden_size=config.hidden_size,
+        intermediate_size=config.moe.intermediate_size,
+    )
 
 
 def _rope_tensors(

@@ -173,7 +173,8 @@ def routing_metadata(moe: MoeConfig, architecture: str) -> dict[str, Any]:
     if architecture in _WITH_DENSE:
         values[_FIRST] = min(moe.layers)
     if _SHARED_COUNT in routing_keys(architecture):
-        values[_SHARED_COUNT] = (moe.shared_intermediate_size or 0) // moe.intermediate_size
+        shared = moe.shared_intermediate_size or 0
+        values[_SHARED_COUNT] = -(-shared // moe.intermediate_size)  # nemotron_h's has a size of its own
     if architecture == "ernie4_5-moe":
         values["interleave_moe_layer_step"] = 1
     if architecture in _GROUPED:

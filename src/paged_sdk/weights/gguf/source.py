@@ -251,7 +251,7 @@ class GgufSource:
 
     def _stacked(self, parts: Sequence[GgufTensor]) -> JoinedWeight:
         """Return a gate and an up projection as one matrix."""
-        wanted = (self.config["shared_intermediate_size"], self.config["hidden_size"])
+        wanted = (self.config.get("shared_intermediate_size", 0), self.config["hidden_size"])
         if [part.shape for part in parts] != [wanted, wanted]:
             raise self._misfit(parts[0], f"cannot be a gate of {wanted[0]} neurons beside an up projection")
         return JoinedWeight(tuple(map(GgufWeight, parts)), torch.arange(2 * wanted[0]))
