@@ -181,10 +181,13 @@ def let_torch_attend(patch: pytest.MonkeyPatch) -> None:
         result = paged_attention_reference(query, cache, rows, scores)
         return result if out is None else out.copy_(result)
 
+    def copy_blocks(caches: Sequence[Tensor], block_pairs: Tensor) -> None:
+        copy_blocks_reference(caches, (), block_pairs)
+
     for name, function in (
         ("paged_attention", attend),
         ("rotate_and_cache", rotate_and_cache_reference),
         ("reshape_and_cache", reshape_and_cache_reference),
-        ("copy_blocks", copy_blocks_reference),
+        ("copy_blocks", copy_blocks),
     ):
         patch.setattr(f"paged_sdk.attention.triton_paged.{name}", function)
