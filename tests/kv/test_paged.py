@@ -387,6 +387,22 @@ def test_published_blocks_are_recorded_once_and_only_on_request() -> None:
     assert manager.take_published() == []
 
 
+def test_a_published_block_that_is_taken_for_something_else_is_not_stored() -> None:
+    manager = KvCacheManager(2, 2, records_published=True)
+    pinned = KvTable()
+    manager.attach(pinned, manager.match(pinned, [1, 2, 3, 4]), [1, 2, 3, 4])
+    assert manager.grow(pinned, 0, 4) == 4
+    manager.commit(pinned, [1, 2, 3, 4], 4)
+    assert manager.pin(pinned, 4)
+    first, _ = manager.take_published()
+    manager.reset_prefix_cache([pinned])  # records both again, outside a step
+    manager.free(pinned, [1, 2, 3, 4], 4)
+    other = KvTable()
+    manager.attach(other, manager.match(other, [7]), [7])
+    assert manager.grow(other, 0, 1) == 1  # writes to the last block, which is evicted first
+    assert manager.take_published() == [first]
+
+
 def test_restored_blocks_are_found_again() -> None:
     manager = KvCacheManager(4, 2, records_published=True)
     digests = stored_blocks(manager, [1, 2, 3, 4, 5, 6])

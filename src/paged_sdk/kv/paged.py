@@ -257,7 +257,13 @@ class KvCacheManager:
     def take_published(self) -> list[StoredBlock]:
         if not self._published:
             return []
-        published = [StoredBlock(block_id, digest) for digest, block_id in self._published.items()]
+        # Without one whose block has been taken for something else since: a reset records pinned blocks between two
+        # steps, and the next one may release the pin and write there.
+        published = [
+            StoredBlock(block_id, digest)
+            for digest, block_id in self._published.items()
+            if self._pool.blocks[block_id].hash == digest
+        ]
         self._published.clear()
         return published
 
