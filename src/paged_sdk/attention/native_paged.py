@@ -129,18 +129,14 @@ class NativePagedBackend(PagedBackend):
             read = cumulated(torch.tensor([part.num_logits for part in parts]))
         native_rows = NativeRows(torch.from_numpy(arrays.slot_mapping), batch, num_generating, read)
         positions = None if self._max_positions is None else self._where_offsets(new_positions(rows))
-        if self._decompressing is None:
-            return in_basis(_NativePagedStep(self._pages, native_rows, positions), self._layers)
-        prompts = self._prompts(parts, in_chunks, firsts)
-        others = torch.tensor([prompt is None for prompt in prompts])
-        return _DecompressingStep(
-            self._pages,
-            native_rows,
-            positions,
-            self._decompressing,
-            [prompt for prompt in prompts if prompt is not None],
-            batch.part(others) if bool(others.any()) else None,
-        )
+        if self._decompressing is not None:
+            prompts = self._prompts(parts, in_chunks, firsts)
+            decompressed = [prompt for prompt in prompts if prompt is not None]
+            if decompressed:
+                others = torch.tensor([prompt is None for prompt in prompts])
+                rest = batch.part(others) if len(decompressed) < len(parts) else None
+                return _DecompressingStep(self._pages, native_rows, positions, self._decompressing, decompressed, rest)
+        return in_basis(_NativePagedStep(self._pages, native_rows, positions), self._layers)
 
     def _prompts(
         self, parts: Sequence[StepRow], in_chunks: Sequence[bool], bidirectional_from: Sequence[int]
@@ -239,6 +235,7 @@ class _NativePagedStep(AttentionStep):
 class _DecompressingStep(_NativePagedStep):
     """Attends with some prompts over keys and values of heads, and with all other rows over latent vectors.
 
+    :param prompts: these prompts, at least one
     :param others: the other rows, and the indices of their tokens; None: there are none
     """
 
@@ -259,7 +256,7 @@ class _DecompressingStep(_NativePagedStep):
     def attend_over_latents(
         self, layer: int, rotated: Tensor, unrotated: Tensor, key: Tensor, heads: LatentHeads, rotation: Rotation
     ) -> Tensor:
-        if not (self._prompts and heads.decompresses):
+        if not heads.decompresses:
             return super().attend_over_latents(layer, rotated, unrotated, key, heads, rotation)
         pages, new = self._pages, key[:, None]
         cache, shape = pages.caches[layer], pages.shapes[layer]
