@@ -1,4 +1,4 @@
-"""The likeliest tokens in one native call, against numpy."""
+"""The likeliest tokens in one native call, alone and after a product, against numpy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from math import inf, nan
 import pytest
 import torch
 
-from native_weights import every_level, library, needs_library
+from native_weights import every_level, library, needs_library, workspace
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.argmax import likeliest_tokens
+from paged_sdk.kernels.native.linear import NativeLinear
+from paged_sdk.kernels.native.packed import pack_dense
 
 pytestmark = needs_library
 
@@ -52,3 +54,26 @@ def test_what_does_not_fit_is_refused() -> None:
     for wrong in (torch.ones(2, 4, dtype=torch.bfloat16), torch.ones(4, 2).T):
         with pytest.raises(ConfigError, match="logits"):
             likeliest_tokens(library(), wrong)
+
+
+@every_level
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 40])
+def test_the_likeliest_of_a_product(isa: str, num_rows: int) -> None:
+    generator = torch.Generator().manual_seed(num_rows)
+    parts = [torch.randn(rows, 48, generator=generator) for rows in (1200, 19)]
+    weights = [pack_dense(library(isa), [part], (len(part), 48), torch.float32) for part in parts]
+    norm = torch.rand(48, generator=generator) + 0.5
+    layer = NativeLinear(workspace(isa, 2), weights, norm_weight=norm, norm_eps=1e-5)
+    x = torch.randn(num_rows, 48, generator=generator)
+    x[2:3, 7] = nan
+    outputs = layer(x)
+    expected = outputs.numpy().argmax(axis=1).tolist()
+    expected[2:3] = [-1] * len(expected[2:3])
+    assert layer.likeliest(x).tolist() == expected
+    assert torch.equal(layer(x).nan_to_num(), outputs.nan_to_num())  # which has nothing of the call before
+
+
+def test_a_product_of_halves_has_no_likeliest() -> None:
+    weight = pack_dense(library(), [torch.ones(16, 32)], (16, 32), torch.bfloat16)
+    with pytest.raises(ConfigError, match="x.dtype"):
+        NativeLinear(workspace(), [weight]).likeliest(torch.ones(1, 32, dtype=torch.bfloat16))

@@ -145,15 +145,18 @@ def test_an_engine_that_has_died_leaves_nothing_behind(
 @pytest.mark.anyio
 async def test_nan_logits_end_one_request_only(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     from paged_sdk.models.decoder import DecoderModel
+    from paged_sdk.models.fused_decoder import FusedDecoderModel
 
-    logits = DecoderModel.logits
     spoil = False
 
-    def spoiled(self: DecoderModel, hidden: Any, adapted: Any = None) -> Any:
-        result = logits(self, hidden, adapted)
-        if spoil and len(result) == 2:
-            result[0, 3] = float("nan")
-        return result
+    def spoiled(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def with_nan(self: Any, hidden: Any, adapted: Any = None) -> Any:
+            if spoil and len(hidden) == 2:
+                hidden = hidden.clone()
+                hidden[0, 3] = float("nan")
+            return compute(self, hidden, adapted)
+
+        return with_nan
 
     outcomes: dict[str, object] = {}
 
@@ -163,7 +166,8 @@ async def test_nan_logits_end_one_request_only(builder: TextModelBuilder, monkey
         except NumericalError as error:
             outcomes[name] = error
 
-    monkeypatch.setattr(DecoderModel, "logits", spoiled)
+    monkeypatch.setattr(DecoderModel, "logits", spoiled(DecoderModel.logits))
+    monkeypatch.setattr(FusedDecoderModel, "likeliest", spoiled(FusedDecoderModel.likeliest))
     async with builder.build() as model:
         alone = (await model.send_completion_request([4, 5, 6], SHORT)).choices
         spoil = True

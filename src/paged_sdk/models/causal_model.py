@@ -12,7 +12,7 @@ from paged_sdk.config.pooling import Pooling
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import StepContext
 
-__all__ = ["CausalModel", "RankLayers", "RankingModel"]
+__all__ = ["CausalModel", "GreedyModel", "RankLayers", "RankingModel"]
 
 
 class CausalModel(Protocol):
@@ -48,6 +48,21 @@ class CausalModel(Protocol):
         :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
         :param adapted: each row's adapter; None: no adapter updates the output projection
         :returns: ``[num_rows, vocab_size]`` float32, which the caller may change
+        """
+        ...
+
+
+@runtime_checkable
+class GreedyModel(Protocol):
+    """Describes a model that finds the likeliest tokens itself, for steps that need nothing else of their logits."""
+
+    def likeliest(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
+        """Return the token with each row's largest logit, the lowest if several are equal.
+
+        :param hidden: as for :meth:`CausalModel.logits`
+        :param adapted: likewise
+        :returns: int64 ``[num_rows]``, :data:`~paged_sdk.kernels.sampling.NOT_DRAWN` where a logit is NaN or the
+            largest is not finite
         """
         ...
 

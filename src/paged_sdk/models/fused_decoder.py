@@ -16,6 +16,7 @@ from torch import Tensor
 from paged_sdk.attention.backend import AttentionBackend, NativePages
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.lora import AdaptedRows
+from paged_sdk.kernels.native.argmax import likeliest_tokens
 from paged_sdk.kernels.native.decoder import NativeDecoder
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.lora import NativeAdapters, NativeLora
@@ -27,6 +28,7 @@ from paged_sdk.layers.norm import LayerNorm, Norm
 from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
+from paged_sdk.models.fused_head import fused_head
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.native_layer import native_layer, norm_weights
 from paged_sdk.models.plain_mlp import PlainMlp
@@ -179,6 +181,7 @@ class FusedDecoderModel:
         self._model = model
         self._layers = FusedLayers(model, pages, range(model.config.num_layers), few_rows=few_rows)
         self._norm = norm_in_float32(model.norm, pages.workspace, self._layers.norm_eps)
+        self._head = fused_head(model, pages.workspace, norm_eps=self._layers.norm_eps, few_rows=few_rows)
 
     @property
     def fused_spans(self) -> tuple[range, ...]:
@@ -204,7 +207,15 @@ class FusedDecoderModel:
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Compute logits like :meth:`DecoderModel.logits`, after the last norm, which :meth:`forward` leaves out."""
+        if self._head is not None and adapted is None:
+            return self._head.logits(hidden)
         return self._model.logits(self.normed(hidden), adapted)
+
+    def likeliest(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
+        """Implement :meth:`~paged_sdk.models.causal_model.GreedyModel.likeliest`."""
+        if self._head is not None and adapted is None:
+            return self._head.likeliest(hidden)
+        return likeliest_tokens(self._layers.workspace.library, self.logits(hidden, adapted))
 
 
 def norm_in_float32(norm: Norm, workspace: Workspace, eps: float) -> NativeNorm:

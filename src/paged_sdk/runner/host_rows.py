@@ -11,7 +11,7 @@ from torch import Tensor
 from paged_sdk.runner.output import RunnerOutput
 from paged_sdk.runner.targets import Target, note_sampled
 from paged_sdk.sampling.candidates import select_rows
-from paged_sdk.sampling.sampler import PreparedRows, Sampler
+from paged_sdk.sampling.sampler import PreparedRows, Sampler, take_likeliest
 from paged_sdk.scheduler.output import ScheduledSequence
 
 __all__ = ["HostRows"]
@@ -54,6 +54,16 @@ class HostRows:
     def places(self) -> list[int]:
         """Return the places of :attr:`asked` among all targets of the step that need logits."""
         return [target.place for target in self.asked]
+
+    def take(self, likeliest: Tensor, result: RunnerOutput) -> None:
+        """Take the likeliest token for every target; for rows that ask for nothing else
+        (:attr:`~paged_sdk.sampling.sampler.PreparedRows.is_plain`).
+
+        :param likeliest: int64 ``[len(targets)]``; :data:`~paged_sdk.kernels.sampling.NOT_DRAWN` fails the row
+        :param result: receives the tokens
+        """
+        sampled = take_likeliest(likeliest.tolist(), self.prepared.rows)
+        note_sampled(self.scheduled, self.targets, sampled, self.prepared.forced, result)
 
     def sample(self, logits: Callable[[], Tensor], once_more: Callable[[], Tensor], result: RunnerOutput) -> None:
         """Sample all targets together; if that raises, one at a time, so that only those that raise fail.

@@ -15,7 +15,7 @@ from paged_sdk.adapters.bank import AdapterBank
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.guard import clear_frames, request_failure
 from paged_sdk.kernels.step import InsertedRows, StepContext
-from paged_sdk.models.causal_model import CausalModel, RankingModel
+from paged_sdk.models.causal_model import CausalModel, GreedyModel, RankingModel
 from paged_sdk.runner.device import is_lack_of_memory, return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding, Way
 from paged_sdk.runner.finite_chunks import check_chunks
@@ -57,11 +57,16 @@ class StepRunner:
     others: OtherRanks | None
     blocks: StoredBlocks | None = None
     reader: PromptReader = field(init=False)
+    greedy: GreedyModel | None = field(init=False)
     takes_token_types: bool = field(init=False)
 
     @reader.default
     def _make_reader(self) -> PromptReader:
         return PromptReader(self.adapters)
+
+    @greedy.default
+    def _as_greedy(self) -> GreedyModel | None:
+        return self.model if self.device_decoding is None and isinstance(self.model, GreedyModel) else None
 
     @takes_token_types.default
     def _ask_model(self) -> bool:
@@ -148,6 +153,9 @@ class StepRunner:
             for place, target in enumerate(targets):
                 target.place = place
         positions = [states.first_tokens[target.index] + target.offset for target in targets]
+        if self.greedy is not None and host.prepared.is_plain:
+            host.take(self.greedy.likeliest(*states.inputs_of_logits(positions)), result)
+            return FinishedStep(result)
         make_logits = partial(states.logits, positions)
         if recorded is not None and recorded.positions != positions:
             recorded = None  # it has computed the logits of other tokens

@@ -33,5 +33,12 @@ class StepStates:
 
         :param tokens: their indices, ascending
         """
+        return self.model.logits(*self.inputs_of_logits(tokens))
+
+    def inputs_of_logits(self, tokens: Sequence[int]) -> tuple[Tensor, AdaptedRows | None]:
+        """Return the hidden states of some tokens and the adapters that change their logits, as a model takes them.
+
+        :param tokens: their indices, ascending
+        """
         own = None if self.adapted is None else self.adapted.of_logits(tokens)
-        return self.model.logits(select_rows(self.hidden, tokens), own)
+        return select_rows(self.hidden, tokens), own

@@ -33,7 +33,7 @@ from paged_sdk.sampling.truncation import (
     num_candidates,
 )
 
-__all__ = ["PreparedRows", "SampledRows", "Sampler"]
+__all__ = ["PreparedRows", "SampledRows", "Sampler", "take_likeliest"]
 
 
 @frozen(eq=False)
@@ -166,7 +166,7 @@ class Sampler:
         assert logits.device.type == self._device.type, (logits.device, self._device)
         with torch.inference_mode():
             if prepared.is_plain:
-                return _take_largest(logits, rows)
+                return take_likeliest(draw_greedy(logits).tolist(), rows)
             failed: dict[int, PagedError] = {**prepared.failed, **_zero_bad_rows(logits, rows)}
             tables = _logprob_tables(logits, rows)
             proposals: Proposals | None = None
@@ -263,13 +263,15 @@ def _known_tokens(
     }
 
 
-def _take_largest(logits: Tensor, rows: Sequence[SampleRow]) -> SampledRows:
-    """Take the token with the largest logit of each row; rows whose largest logit is not finite fail."""
-    largest = draw_greedy(logits).tolist()
+def take_likeliest(likeliest: Sequence[int], rows: Sequence[SampleRow]) -> SampledRows:
+    """Take each row's likeliest token.
+
+    :param likeliest: the tokens; a row with :data:`NOT_DRAWN`, whose logits are not finite, fails
+    """
     failed: dict[int, PagedError] = {
-        index: not_finite(rows[index].request) for index, token in enumerate(largest) if token == NOT_DRAWN
+        index: not_finite(rows[index].request) for index, token in enumerate(likeliest) if token == NOT_DRAWN
     }
-    tokens = [[token] * row.num_samples if token >= 0 else [] for token, row in zip(largest, rows, strict=True)]
+    tokens = [[token] * row.num_samples if token >= 0 else [] for token, row in zip(likeliest, rows, strict=True)]
     return SampledRows(tokens, [None] * len(rows), failed)
 
 

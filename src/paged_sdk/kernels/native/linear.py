@@ -183,7 +183,26 @@ class NativeLinear:
         :raises ConfigError: shapes, dtypes or strides do not fit
         """
         out = _bind_rows(self._args, x, residual, out, self.in_features, self.out_features)
+        self._args.likeliest = None
+        self._run()
+        return out
+
+    def likeliest(self, x: Tensor) -> Tensor:
+        """Return the column of each row's largest output; the lowest if several are equal.
+
+        :param x: [M, K] float32; rows contiguous
+        :returns: int64 [M], -1 where an output is NaN or the largest is not finite
+        :raises ConfigError: shape, dtype or strides do not fit
+        """
+        check_matrix("x", x, (len(x), self.in_features), (torch.float32,))
+        out = _bind_rows(self._args, x, None, None, self.in_features, self.out_features)
+        found = torch.empty(len(x), dtype=torch.int64)
+        self._args.likeliest = found.data_ptr()
+        self._run()
+        del out  # until here the call wrote to it
+        return found
+
+    def _run(self) -> None:
         library = self._workspace.library
         if library.functions.paged_linear(library.level, self._reference):
             raise MemoryError("no memory for the scratch of a native linear layer")
-        return out

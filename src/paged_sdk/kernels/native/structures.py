@@ -69,6 +69,7 @@ class Linear(Structure):
         ("residual", c_void_p),
         ("out", c_void_p),
         ("norm_weight", c_void_p),
+        ("likeliest", c_void_p),
         ("weights", c_void_p),
         ("workspace", c_void_p),
         ("x_stride", c_int64),

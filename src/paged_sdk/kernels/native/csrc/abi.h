@@ -94,6 +94,7 @@ struct paged_linear_args {
   const void* residual;  // null: none; may be out itself
   void* out;
   const float* norm_weight;  // null: no RMSNorm before the product
+  int64_t* likeliest;        // [num_rows]: argmax of each row of out, as paged_argmax_args has it; null: not computed
   const paged_weight* weights;
   paged_workspace* workspace;
   int64_t x_stride;

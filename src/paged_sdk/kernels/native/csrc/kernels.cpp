@@ -31,6 +31,13 @@ Task run_linear(Job& job, const paged_linear_args& args, const Operand& rows, co
   co_await prepare_rows(job, args.weights[0], {args.x, args.x_stride, args.dtype}, args.norm_weight, args.norm_eps,
                         rows);
   co_await multiply(job, args.weights, args.num_weights, rows, out, sums);
+  if (args.likeliest == nullptr) co_return;
+  int cols = 0;
+  for (int i = 0; i < args.num_weights; ++i) cols += args.weights[i].rows;
+  co_await job.phase(args.num_rows, row_cost(cols), [&args, cols](int64_t first, int64_t last, int) {
+    const float* const numbers = static_cast<const float*>(args.out);
+    for (int64_t row = first; row < last; ++row) args.likeliest[row] = argmax_of(numbers + row * args.out_stride, cols);
+  });
 }
 
 int linear(const paged_linear_args& args) {
