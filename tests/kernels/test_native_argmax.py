@@ -75,5 +75,5 @@ def test_the_likeliest_of_a_product(isa: str, num_rows: int) -> None:
 
 def test_a_product_of_halves_has_no_likeliest() -> None:
     weight = pack_dense(library(), [torch.ones(16, 32)], (16, 32), torch.bfloat16)
-    with pytest.raises(ConfigError, match="x.dtype"):
+    with pytest.raises(ConfigError, match=r"x\.dtype"):
         NativeLinear(workspace(), [weight]).likeliest(torch.ones(1, 32, dtype=torch.bfloat16))
