@@ -13,7 +13,7 @@ import torch
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.kv.manager import KvManager
-from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.causal_model import CausalModel, GreedyModel
 from paged_sdk.runner.draft_state import DraftState
 from paged_sdk.runner.first_pause import FirstPause
 from paged_sdk.runner.input_batch import make_input_batch
@@ -79,6 +79,7 @@ class DraftModel:
     ) -> None:
         self.compilations: LiveCompilations | None = None
         self._model = model
+        self._greedy = model if isinstance(model, GreedyModel) else None
         self._backend = backend
         self._kv = kv
         self._vocab_size = vocab_size
@@ -230,5 +231,7 @@ class DraftModel:
             hidden[-1, 0].item()  # waits, so that the time of a prefill chunk is not that of its launch alone
             return []
         last = [first + row.num_new_tokens - 1 for first, row in zip(batch.first_tokens, rows, strict=True)]
-        tokens: list[int] = argmax(self._model.logits(select_rows(hidden, last))).tolist()
+        chosen = select_rows(hidden, last)
+        found = argmax(self._model.logits(chosen)) if self._greedy is None else self._greedy.likeliest(chosen)
+        tokens: list[int] = found.tolist()
         return tokens
