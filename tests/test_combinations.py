@@ -46,6 +46,14 @@ def test_many_combinations(seed: int, checkpoints: Checkpoints) -> None:
     check(seed, checkpoints)
 
 
+@pytest.mark.parametrize(
+    ("family", "is_exact"), [("llama", True), ("glm4_moe", True), ("gemma4_text", True), ("youtu", False)]
+)
+def test_what_runs_in_native_calls_is_compared_bit_by_bit(family: str, *, is_exact: bool) -> None:
+    """A model without batch invariance would pass with any last bits."""
+    assert evolve(small().configuration, family=family).is_exact == is_exact
+
+
 def small(*tasks: Task) -> Combination:
     """Return a combination of a llama and a few requests."""
     plain = evolve(

@@ -10,8 +10,8 @@ from typing import Any, Final
 from attrs import asdict, evolve, frozen
 
 import tiny
-import tiny_vision
 from adapter_files import ALL, write_adapter
+from combinations.families import OTHERS, RECURRENT, STATEFUL, VISION, is_fused, make_checkpoint
 from drafting import NoDrafts, drafting, drafting_model
 from paged_sdk import (
     IsqType,
@@ -32,76 +32,6 @@ __all__ = ["RANKING_TOKENS", "AdapterContent", "Checkpoints", "Configuration", "
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _TYPES: Final = ("Q4_0", "Q5_1", "Q8_0", "Q4K", "Q6K", "HQQ4", "AFQ4", "FP8", "NF4", "INT8")
-_VISION: Final = ("llava", "qwen2_vl", "gemma3", "qwen3_5")
-_MAMBA: Final = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
-_RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {
-    "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16},
-    "qwen3_5_text": {
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-    },
-    "granitemoehybrid": {
-        **_MAMBA,
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "shared_intermediate_size": 64,
-    },
-    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 128, "num_hidden_layers": 2},
-    "nemotron_h": {
-        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 16,
-        "n_groups": 2,
-        "ssm_state_size": 16,
-    },
-}
-_STATEFUL: Final = (*_RECURRENT, "qwen3_5")
-"""Families with recurrent layers, which take no drafts."""
-_LATENT: Final[Mapping[str, Mapping[str, Any]]] = {
-    "youtu": {
-        "num_key_value_heads": 4,
-        "kv_lora_rank": 32,
-        "q_lora_rank": 24,
-        "qk_rope_head_dim": 16,
-        "qk_nope_head_dim": 24,
-        "v_head_dim": 20,
-    }
-}
-_SHAPED: Final[Mapping[str, Mapping[str, Any]]] = {
-    "gemma4_text": {
-        "num_hidden_layers": 6,
-        "layer_types": ["sliding_attention", "full_attention"] * 3,
-        "global_head_dim": 32,
-        "sliding_window": 12,
-        "num_kv_shared_layers": 2,
-        "use_double_wide_mlp": True,
-        "hidden_size_per_layer_input": 16,
-        "vocab_size_per_layer_input": tiny.VOCAB_SIZE,
-    }
-}
-"""Families whose layers differ in their shapes."""
-_GROUPED: Final[Mapping[str, Any]] = {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-}
-_MIXTURES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "glm4_moe": {**_GROUPED, "n_group": 4, "topk_group": 2, "partial_rotary_factor": 0.5},
-    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1},
-}
-_CLASSES: Final[Mapping[str, Mapping[str, Any]]] = {"solar_open": _GROUPED, "olmo": {}}
-"""Families that transformers' classes compute, with experts and without."""
-_OTHERS: Final = {**_RECURRENT, **_LATENT, **_MIXTURES, **_CLASSES, **_SHAPED}
-_UNFUSED: Final = (*_OTHERS, "qwen3_5")
-"""Families whose layers run one operation at a time, so that the last bits of a row depend on the rows beside it."""
 _WIDE: Final = {"hidden_size": 256, "intermediate_size": 256}
 """Blocks of 256 weights need rows that are as long; narrower ones are quantized to another type."""
 _HEADS_OF_32: Final = {"hidden_size": 128, "head_dim": 32}
@@ -194,23 +124,23 @@ class Configuration:
 
     @classmethod
     def draw(cls, rng: random.Random) -> Configuration:
-        family = rng.choice((*tiny.FAMILIES, rng.choice(_VISION), *rng.sample(tuple(_OTHERS), 2)))
+        family = rng.choice((*tiny.FAMILIES, rng.choice(VISION), *rng.sample(tuple(OTHERS), 2)))
         cache = rng.choice(("auto", "auto", "f8e4m3", "q4", _CONTIGUOUS))
-        if cache == "q4" and family not in (*tiny.FAMILIES, *_RECURRENT):  # whose heads have 16 elements
+        if cache == "q4" and family not in (*tiny.FAMILIES, *RECURRENT):  # whose heads have 16 elements
             cache = "f8e4m3"
         # Without one arithmetic for every row count, coarser numbers would turn other last bits into other tokens.
-        is_coarse = cache != _CONTIGUOUS and family not in _UNFUSED
+        is_coarse = cache != _CONTIGUOUS and is_fused(family)
         weights = rng.choice((*_DTYPES, *rng.sample(_TYPES, 3))) if is_coarse else "float32"
         has_prefix_cache = rng.random() < 0.75
         return cls(
             family=family,
             weights=weights,
-            is_wide=weights.endswith("K") and family not in _VISION,
+            is_wide=weights.endswith("K") and family not in VISION,
             cache=cache,
             block_size=rng.choice((4, 4, 8, 16, 32)),
             num_longest=rng.choice((1.0, 1.0, 1.0, 1.3, 2.0, 20.0)),
             has_prefix_cache=has_prefix_cache,
-            is_stored=has_prefix_cache and cache != _CONTIGUOUS and family not in _STATEFUL and rng.random() < 0.4,
+            is_stored=has_prefix_cache and cache != _CONTIGUOUS and family not in STATEFUL and rng.random() < 0.4,
             budget=rng.choice((8, 17, 40, 70, 512)),
             max_num_seqs=rng.choice((1, 3, 8, 8, 12)),
             max_model_len=rng.choice((72, 100, 160)),
@@ -223,25 +153,25 @@ class Configuration:
 
     @property
     def takes_images(self) -> bool:
-        return self.family in _VISION
+        return self.family in VISION
 
     @property
     def takes_adapters(self) -> bool:
-        return self.family not in _VISION and self.family not in _UNFUSED
+        return self.family in tiny.FAMILIES
 
     @property
     def takes_drafts(self) -> bool:
-        return self.family not in _STATEFUL
+        return self.family not in STATEFUL
 
     @property
     def ranks(self) -> bool:
         """Tell whether documents are ranked by what the model answers."""
-        return self.family not in _VISION
+        return self.family not in VISION
 
     @property
     def is_exact(self) -> bool:
         """Tell whether all bits of an answer are promised, whatever is computed beside it."""
-        return self.cache != _CONTIGUOUS and self.family not in _UNFUSED
+        return self.cache != _CONTIGUOUS and is_fused(self.family)
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -360,13 +290,7 @@ class Checkpoints:
         kind = "-wide" * configuration.is_wide + "-q4" * (configuration.cache == "q4")
         directory = self._directory / f"{configuration.family}{kind}"
         if not directory.exists():
-            if configuration.takes_images:
-                tiny_vision.make_vision_checkpoint(configuration.family, directory)
-            elif configuration.family in _OTHERS:
-                own = {**_OTHERS[configuration.family], **configuration.overrides}
-                tiny.make_other_checkpoint(configuration.family, directory, **own)
-            else:
-                tiny.make_checkpoint(configuration.family, directory, **configuration.overrides)
+            make_checkpoint(configuration.family, directory, **configuration.overrides)
         return directory
 
     def drafter(self, vocab_size: int = tiny.VOCAB_SIZE) -> Path:

@@ -17,7 +17,7 @@ from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype
 from paged_sdk.build.ranks.ranks import place_ranks
 from paged_sdk.build.sizing import resolve_draft, resolve_engine_config, resolve_max_model_len
 from paged_sdk.build.stateful import check_stateful, fit_kept_states, refuse_ranks, states_of, with_states
-from paged_sdk.build.weight_form import weight_policy
+from paged_sdk.build.weight_form import encoder_policy, weight_policy
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
@@ -65,7 +65,8 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
         library = load() if any(device.type == "cpu" for device in devices) else None
         workspace = None if library is None else Workspace(library, num_threads=1)
         policy = weight_policy(checkpoint, settings, environment, dtype, placed, workspace, None)
-        weights = _bytes_by_device(checkpoint.source, policy, placed, dtype, plan.config.latent)
+        of_encoder = None if settings.images is None else encoder_policy(policy, settings.topology)
+        weights = _bytes_by_device(checkpoint.source, policy, of_encoder, placed, dtype, plan.config.latent)
         if encoder is not None:
             weights[devices[0]] = weights.get(devices[0], 0) + encoder.num_elements * dtype.itemsize
     finally:
@@ -134,12 +135,14 @@ def _with_smallest_pool(
 def _bytes_by_device(
     source: WeightSource,
     policy: WeightPolicy,
+    of_encoder: WeightPolicy | None,
     placed: PlacedNames,
     dtype: torch.dtype,
     latent: LatentAttentionConfig | None,
 ) -> dict[torch.device, int]:
     """Return the size of the weights on each device, in bytes, without layers that predict further tokens.
 
+    :param of_encoder: for the checkpoint's image encoder; None: it is not loaded
     :param latent: the model's latent attention, if it has any
     """
     found: dict[torch.device, int] = {}
@@ -147,7 +150,8 @@ def _bytes_by_device(
     roles = {} if own is None else {own.table: Role.EMBEDDING, f"{own.head}.weight": Role.HEAD}
     for name in source.names():
         layer = None if own is None else own.layer_of(name)
-        if layer is not None and layer >= len(placement.layers):
+        is_of_encoder = own is not None and own.is_encoders(name)
+        if (layer is not None and layer >= len(placement.layers)) or (is_of_encoder and of_encoder is None):
             continue
         devices = placed.devices_of(re.compile(f"^{re.escape(name)}$"))
         device = devices[0] if devices else placement.head
@@ -155,10 +159,14 @@ def _bytes_by_device(
             named = NamedMatrix(name, source.matrix(name))
             num_bytes = policy.latent_bytes(named, latent, dtype=dtype, device=device)
         else:
+            stays = own is not None and own.is_decoded(name)
+            used = DENSE if stays else of_encoder if is_of_encoder and of_encoder is not None else policy
+            # Stacked experts have three dimensions; convolutions of an encoder's patches have four or five, and stay.
+            is_convolution = len(source.shape(name)) > (2 if is_of_encoder else 3)
             num_bytes = _bytes_of(
                 source,
                 name,
-                DENSE if own is not None and own.is_decoded(name) else policy,
+                DENSE if is_convolution else used,
                 roles.get(name, Role.LINEAR),
                 dtype,
                 is_decoded=device in policy.decoded_on,

@@ -7,7 +7,7 @@ import torch
 from attrs import evolve, frozen
 
 from paged_sdk.build.processor_prompts import ProcessorPrompts
-from paged_sdk.build.topology import isq_by_name
+from paged_sdk.build.weight_form import encoder_policy
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.config.images import ImageLimits
@@ -57,8 +57,7 @@ def load_vision(
 ) -> LoadedVision:
     """Load a checkpoint's image processor and encoder.
 
-    :param policy: the text decoder's. Of the encoder, only matrices that match a regular expression of the topology are
-        quantized: ranges select the decoder's layers
+    :param policy: the text decoder's, of which the encoder gets its own
     :raises UnsupportedArchitectureError: the model's family has no image support
     :raises CheckpointError: the checkpoint is a GGUF file, or lacks something that images need
     :raises ConfigError: a package that reads images is not installed
@@ -151,9 +150,7 @@ def _shows_images(text: TextProcessor, placeholder: int) -> bool:
 
 
 def _own_policy(policy: WeightPolicy, topology: Topology | None, device: torch.device) -> WeightPolicy:
-    selectors = () if topology is None else topology.selectors
-    expressions = Topology(tuple(each for each in selectors if not isinstance(each.selection, range)))
     workspace = policy.workspace if device.type == "cpu" else None  # serves one call at a time: make another
     if workspace is not None:
         workspace = Workspace(workspace.library, num_threads=workspace.num_threads)
-    return evolve(policy, workspace=workspace, isq=None, isq_by_name=isq_by_name(expressions), keep_blocks=False)
+    return evolve(encoder_policy(policy, topology), workspace=workspace)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from attrs import evolve
 
 from paged_sdk.build.importance import CheckpointImportance
 from paged_sdk.build.placement import PlacedNames
@@ -12,6 +13,7 @@ from paged_sdk.build.topology import isq_by_name
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import ISQ, Environment
 from paged_sdk.config.isq import IsqType
+from paged_sdk.config.topology import Topology
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.own_pages import LastingMemory
@@ -21,7 +23,7 @@ from paged_sdk.quant.isq import has_groups, is_for_gpus
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.weights.checkpoint import Checkpoint
 
-__all__ = ["check_isq", "weight_policy"]
+__all__ = ["check_isq", "encoder_policy", "weight_policy"]
 
 _log = get_logger(__name__)
 
@@ -74,6 +76,17 @@ def weight_policy(
         one_form=settings.batch_invariance,
         memory=LastingMemory(),
     )
+
+
+def encoder_policy(policy: WeightPolicy, topology: Topology | None) -> WeightPolicy:
+    """Choose the form of a checkpoint's image encoder. Only matrices that match a regular expression of the topology
+    are quantized: ranges select the decoder's layers.
+
+    :param policy: the text decoder's
+    """
+    selectors = () if topology is None else topology.selectors
+    expressions = Topology(tuple(each for each in selectors if not isinstance(each.selection, range)))
+    return evolve(policy, isq=None, isq_by_name=isq_by_name(expressions), keep_blocks=False)
 
 
 def _why_no_blocks(device: torch.device) -> str | None:
