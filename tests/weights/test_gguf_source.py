@@ -14,8 +14,8 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor, load_gguf_checkpoint
 
 import tiny
-from gguf_files import LLAMA, llama_tensors, write_gguf
-from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
+from gguf_files import LLAMA, VOCAB, add_metadata, llama_tensors, write_gguf
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, UnsupportedQuantizationError
 from paged_sdk.weights.embedded import embedded_model_path
 from paged_sdk.weights.gguf.file import GgufFile
 from paged_sdk.weights.gguf.source import GgufSource
@@ -203,3 +203,30 @@ class TestSmolLM2:
             expected = torch.from_numpy(processor.process(weights=values, name=gguf_name).weights.copy())
             assert torch.equal(source.tensor(name, torch.float32, CPU)[:1024], expected), name
         assert len(source.names()) == 272
+
+
+@pytest.mark.parametrize("kind", ["scale", "input_scale"])
+def test_factors_beside_nvfp4_blocks(kind: str, tmp_path: Path) -> None:
+    """llama.cpp's converter writes them; those of activations are not used here."""
+    sizes = {"embedding_length": 64, "feed_forward_length": 64, "attention.head_count": 4, "attention.head_count_kv": 4}
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    add_metadata(writer, {**LLAMA, **{f"llama.{key}": value for key, value in sizes.items()}})
+    for name in llama_tensors():
+        shape = (VOCAB if name.startswith("token") else 64, 64)
+        if "norm" in name or name.startswith("token"):
+            writer.add_tensor(name, np.ones(shape[1:] if "norm" in name else shape, np.float32))
+        else:
+            writer.add_tensor(name, np.zeros((64, 36), np.uint8), raw_dtype=gguf.GGMLQuantizationType.NVFP4)
+    writer.add_tensor(f"blk.0.attn_q.{kind}", np.full(1, 0.5, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if kind == "scale":
+        with pytest.raises(UnsupportedQuantizationError, match=r"'blk\.0\.attn_q\.scale', a factor .*weight_scale_2"):
+            GgufSource(tmp_path / "model.gguf")
+        return
+    source = GgufSource(tmp_path / "model.gguf")
+    assert source.shape("model.layers.0.self_attn.q_proj.weight") == (64, 64)
+    assert not [name for name in source.names() if "scale" in name]
+    source.close()

@@ -11,7 +11,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, UnsupportedQuantizationError, shown
 from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, RATES, TILED, VECTORS, GgufArchitecture, stem_of
@@ -29,6 +29,8 @@ __all__ = ["GgufSource"]
 _MAX_STACK = 1 << 12  # experts per layer; models in use have up to 512
 # Tensors that are settings rather than weights; config_from_gguf reads them.
 _SETTINGS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
+_NVFP4 = tensor_type_of("NVFP4")
+_FACTOR, _INPUT_FACTOR = "scale", "input_scale"
 
 
 @frozen
@@ -76,6 +78,7 @@ class GgufSource:
         :param tensors: the tensors of all parts, by GGUF name
         """
         architecture = ARCHITECTURES[self.metadata["general.architecture"]].of_file(tensors)
+        tensors = self._without_nvfp4_factors(architecture, tensors)
         weights: dict[str, GgufWeight | JoinedWeight | LatentUpWeight] = {
             name: self._weight(architecture, tensor)
             for stored in tensors.values()
@@ -84,6 +87,30 @@ class GgufSource:
         }
         weights |= self._joined(architecture, tensors)
         return weights | {name: GgufWeight(zeros) for name, zeros in self._left_out(architecture, tensors)}
+
+    def _without_nvfp4_factors(
+        self, architecture: GgufArchitecture, tensors: Mapping[str, GgufTensor]
+    ) -> dict[str, GgufTensor]:
+        """Return the tensors without the factors of activations that llama.cpp's converter writes beside NVFP4 blocks.
+
+        :raises UnsupportedQuantizationError: there are factors of whole matrices beside them
+        """
+        kept: dict[str, GgufTensor] = {}
+        for name, tensor in tensors.items():
+            stem, _, kind = name.rpartition(".")
+            matrix = tensors.get(f"{stem}.weight") if kind in (_FACTOR, _INPUT_FACTOR) else None
+            is_models = f"{stem_of(name)}.{kind}" in architecture.block_names  # such as Gemma 4's factors of experts
+            if matrix is None or matrix.type != _NVFP4 or is_models:
+                kept[name] = tensor
+            elif kind == _FACTOR:
+                raise UnsupportedQuantizationError(
+                    f"{self._path} has tensor {shown(name)}, a factor of a whole matrix beside its NVFP4 blocks, which "
+                    "GGUF files are read without: load the safetensors checkpoint that it was converted from, with "
+                    "factors as weight_scale_2 (Model Optimizer) or weight_global_scale (compressed-tensors)",
+                    path=self._path,
+                    quantization="NVFP4",
+                )
+        return kept
 
     @property
     def is_quantized(self) -> bool:
