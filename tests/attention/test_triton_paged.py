@@ -83,7 +83,7 @@ def attended(
     return outputs
 
 
-@pytest.mark.thinned("cache_type", "dtype", "windows")
+@pytest.mark.thinned("cache_type", "dtype", "windows", "softcap")
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("windows", "softcap"), WINDOWS_AND_CAPS)
