@@ -11,7 +11,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, UnsupportedQuantizationError, shown
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, RATES, TILED, VECTORS, GgufArchitecture, stem_of
@@ -78,7 +78,7 @@ class GgufSource:
         :param tensors: the tensors of all parts, by GGUF name
         """
         architecture = ARCHITECTURES[self.metadata["general.architecture"]].of_file(tensors)
-        tensors = self._without_nvfp4_factors(architecture, tensors)
+        tensors = self._with_nvfp4_factors(architecture, tensors)
         weights: dict[str, GgufWeight | JoinedWeight | LatentUpWeight] = {
             name: self._weight(architecture, tensor)
             for stored in tensors.values()
@@ -88,29 +88,25 @@ class GgufSource:
         weights |= self._joined(architecture, tensors)
         return weights | {name: GgufWeight(zeros) for name, zeros in self._left_out(architecture, tensors)}
 
-    def _without_nvfp4_factors(
+    def _with_nvfp4_factors(
         self, architecture: GgufArchitecture, tensors: Mapping[str, GgufTensor]
     ) -> dict[str, GgufTensor]:
-        """Return the tensors without the factors of activations that llama.cpp's converter writes beside NVFP4 blocks.
-
-        :raises UnsupportedQuantizationError: there are factors of whole matrices beside them
+        """Return the tensors with the factors that llama.cpp's converter writes beside NVFP4 blocks: one for a matrix,
+        or one for that of each expert. Those of activations are left out.
         """
-        kept: dict[str, GgufTensor] = {}
+        found = dict(tensors)
         for name, tensor in tensors.items():
             stem, _, kind = name.rpartition(".")
             matrix = tensors.get(f"{stem}.weight") if kind in (_FACTOR, _INPUT_FACTOR) else None
             is_models = f"{stem_of(name)}.{kind}" in architecture.block_names  # such as Gemma 4's factors of experts
             if matrix is None or matrix.type != _NVFP4 or is_models:
-                kept[name] = tensor
-            elif kind == _FACTOR:
-                raise UnsupportedQuantizationError(
-                    f"{self._path} has tensor {shown(name)}, a factor of a whole matrix beside its NVFP4 blocks, which "
-                    "GGUF files are read without: load the safetensors checkpoint that it was converted from, with "
-                    "factors as weight_scale_2 (Model Optimizer) or weight_global_scale (compressed-tensors)",
-                    path=self._path,
-                    quantization="NVFP4",
-                )
-        return kept
+                continue
+            del found[name]
+            if kind == _FACTOR:
+                if tensor.shape not in ((1,), matrix.shape[:-2]) or tensor.is_quantized:
+                    raise self._misfit(tensor, f"is no factor of {shown(matrix.name)}")
+                found[matrix.name] = evolve(matrix, factors=tuple(tensor.decoded().tolist()))
+        return found
 
     @property
     def is_quantized(self) -> bool:
@@ -203,7 +199,10 @@ class GgufSource:
         ):
             raise self._misfit(tensor, f"cannot be {len(names)} parts")
         count, rows, *row = shape
-        parts = evolve(tensor, shape=(count * len(names), rows // len(names), *row)).unstacked()
+        factors = tensor.factors
+        if len(factors) > 1:
+            factors = tuple(factor for factor in factors for _ in names)
+        parts = evolve(tensor, shape=(count * len(names), rows // len(names), *row), factors=factors).unstacked()
         for place, part in enumerate(parts):
             index, own = divmod(place, len(names))
             name = names[own].replace(EACH, str(index))
