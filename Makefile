@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
+# Some containers set it, and then each of the programs that tests start compiles this package again: half a second.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-browser test-long test-ray test-clients test-aarch64 test-packaging fuzz sanitize soak combinations timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers support-table format docs clean help
 
 help:

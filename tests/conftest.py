@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import inspect
@@ -25,6 +26,7 @@ from paged_sdk import (
     TextModelBuilder,
     embedded_model_path,
 )
+from paged_sdk.chat import template
 from paged_sdk.chat.text_processor import TextProcessor, text_processor_from_gguf
 from paged_sdk.kernels.native import library
 from paged_sdk.kernels.native.library import why_not
@@ -55,10 +57,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave the tests and imported modules out of garbage collections, which would take half a second each."""
-    gc.enable()
-    gc.collect()
+    """Leave the tests and imported modules out of garbage collections, which would take half a second each, and the
+    loggers of torch to their parents: of every logger by itself, pytest takes and gives back six times in each test.
+    There are 50, which is half of the time that a test takes that does nothing.
+    """
     gc.freeze()
+    gc.set_threshold(2000, 10, 20)  # a full collection every 70,000 new objects took 4 % of a test-run's time
+    gc.enable()
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -74,6 +82,16 @@ def _one_thread() -> None:
     for them.
     """
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _templates_compiled_once() -> Iterator[None]:
+    """Compile each chat template once: nearly all models have the same, of whose loading that was a fifth. What has
+    been compiled holds nothing of a rendering.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(template, "_metered", functools.lru_cache(maxsize=64)(template._metered))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +124,8 @@ def _let_the_interpreter_loop(patch: pytest.MonkeyPatch) -> None:
 def _let_the_interpreter_hurry(patch: pytest.MonkeyPatch) -> None:
     """Let Triton's interpreter look for the language's functions once, not in each call of a function: that is a third
     of its time. A function that has been replaced for the launch is none of them, so the first one tells. A shape is
-    made once, not for each tensor: another fifth.
+    made once, not for each tensor: another fifth. And a function that a kernel calls finds the language replaced from
+    its second call on: another tenth.
     """
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     core: Any = importlib.import_module("triton.language.core")
@@ -121,6 +140,17 @@ def _let_the_interpreter_hurry(patch: pytest.MonkeyPatch) -> None:
                 interpreter._patch_attr(language, name, member, builder, scope)
 
     patch.setattr(interpreter, "_patch_builtin", patch_builtin)
+    patch_lang, replaced_for = interpreter._patch_lang, set[Any]()
+
+    def patch_lang_once(function: Any) -> Any:
+        if interpreter.tl.static_print is not print:  # what else it is while a kernel runs: this is a launch
+            replaced_for.clear()
+        elif function in replaced_for:
+            return interpreter._LangPatchScope()  # which restores nothing; the launch's does
+        replaced_for.add(function)
+        return patch_lang(function)
+
+    patch.setattr(interpreter, "_patch_lang", patch_lang_once)
     numpys_dtype, dtypes = interpreter._get_np_dtype, dict[str, Any]()
 
     def get_np_dtype(kind: Any) -> Any:

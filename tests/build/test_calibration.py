@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM
 
 import tiny
 from paged_sdk import ConfigError, write_gguf
+from paged_sdk.build import calibration
 from paged_sdk.build.calibration import calibrate
 from paged_sdk.build.importance import load_importance
 from paged_sdk.config.build import BuildSettings
-from paged_sdk.errors import CheckpointError
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.weights.checkpoint import open_checkpoint
 from paged_sdk.weights.gguf.file import GgufFile
@@ -320,3 +321,17 @@ def test_what_cannot_be_calibrated_on(tiny_checkpoint: Path, tmp_path: Path, tex
     with pytest.raises(CheckpointError, match="cannot be read as an importance matrix"):
         write_gguf(tiny_checkpoint, tmp_path / "m.gguf", imatrix=text)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.txt", "text.txt"]
+
+
+def test_a_model_without_names_in_gguf_is_refused_before_it_is_loaded(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: dict[str, Any] = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2}
+    path = tiny.make_other_checkpoint("mamba2", tmp_path / "model", **sizes)
+    loaded: list[object] = []
+    monkeypatch.setattr(calibration, "load_model", lambda *_, **__: loaded.append(None))
+    with pytest.raises(UnsupportedArchitectureError, match=r"mamba2 model do not have; with_isq \(--isq\) quantizes"):
+        calibrate(path, text)
+    with pytest.raises(UnsupportedArchitectureError, match=r"written for it; with_isq \(--isq\) quantizes"):
+        write_gguf(path, tmp_path / "written.gguf", type="F32")
+    assert not loaded

@@ -67,7 +67,7 @@ def check_with(expected: Tensor, got: Tensor, rounding: float = ROUNDING) -> Non
     torch.testing.assert_close(got.double(), expected, rtol=4 * rounding, atol=4 * rounding)
 
 
-@pytest.mark.thinned("dtype", "heads", "precision")
+@pytest.mark.thinned("isa", "dtype", "heads")
 @every_level
 @pytest.mark.parametrize("precision", ROUNDINGS, ids=lambda each: each.name)
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_sinks(isa: str, window: int | None, precision: Precision) -> None:
     assert got[:, 5].abs().max() < 1e-20 * got[:, 0].abs().max()
 
 
-@pytest.mark.thinned("window", "softcap", "heads", "dtype")
+@pytest.mark.thinned("isa", "window", "softcap", "heads", "dtype")
 @every_level
 @pytest.mark.parametrize("window", [None, 1, 20, 128, 200])
 @pytest.mark.parametrize("softcap", [None, 5.0])
@@ -184,7 +184,7 @@ def test_few_tokens_depend_on_no_batch_thread_or_draft(isa: str, dtype: torch.dt
             token += 1
 
 
-@pytest.mark.thinned("precision", "window", "heads")
+@pytest.mark.thinned("isa", "precision", "window", "heads")
 @every_level
 @pytest.mark.parametrize("precision", ROUNDINGS, ids=lambda each: each.name)
 @pytest.mark.parametrize("window", [None, 150])

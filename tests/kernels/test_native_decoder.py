@@ -275,7 +275,7 @@ def relative(got: Tensor, expected: Tensor) -> float:
     return float((got.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.thinned("dtype", "fused", "in_hadamard", "parts")
+@pytest.mark.thinned("isa", "dtype", "fused", "in_hadamard", "parts")
 @every_level
 @every_cache
 @pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
@@ -295,7 +295,7 @@ def test_layers(isa: str, dtype: torch.dtype, fused: bool, parts: Parts, in_hada
         assert sorted(errors)[len(errors) // 2] < 1e-3
 
 
-@pytest.mark.thinned("in_hadamard", "dtype", "parts")
+@pytest.mark.thinned("isa", "in_hadamard", "dtype", "parts")
 @every_level
 @every_form
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *CODES], ids=str)
@@ -311,7 +311,7 @@ def test_a_token_depends_on_no_chunk_or_thread(
         assert torch.equal(prompt.run(NativeDecoder(workspace(isa, num_threads), stack.fresh()), chunks), whole)
 
 
-@pytest.mark.thinned("in_hadamard", "precision", "parts")
+@pytest.mark.thinned("isa", "in_hadamard", "precision", "parts")
 @every_level
 @every_form
 @pytest.mark.parametrize("precision", Precision, ids=lambda each: each.name)
@@ -533,7 +533,7 @@ def values_of(codes: Tensor, scales: Tensor | None) -> Tensor:
     return codes.double() * scales.double()[..., None]
 
 
-@pytest.mark.thinned("dtype", "heads", "normed")
+@pytest.mark.thinned("isa", "dtype", "heads", "normed")
 @every_level
 @pytest.mark.parametrize("dtype", DTYPES[:4], ids=str)
 @pytest.mark.parametrize("heads", [(6, 2, 64, 32), (4, 4, 32, 8), (2, 1, 48, 24), (2, 2, 64, 17)], ids=str)

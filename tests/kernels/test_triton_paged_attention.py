@@ -262,7 +262,7 @@ def test_an_fp8_cache(kernel: str, dtype: torch.dtype, magnitude: float, triton_
     torch.testing.assert_close(output.double(), expected, rtol=tolerance / magnitude, atol=tolerance + smallest)
 
 
-@pytest.mark.thinned("dtype", "head_dim", of=1)
+@pytest.mark.thinned("dtype", "head_dim", "window", of=1)
 @EVERY_KERNEL
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("window", "head_dim"), [(None, 16), (40, 24)])

@@ -1051,6 +1051,26 @@ def test_a_checkpoint_is_written_and_read_back(architecture: str, tmp_path: Path
     assert [rope.rotates for rope in config.ropes] == ropes
 
 
+@pytest.mark.parametrize("architecture", ["nemotron_h_moe", "nemotron_h_moe with latent vectors"])
+def test_stacked_experts_without_gates_are_written_like_others(architecture: str, tmp_path: Path) -> None:
+    """As transformers keeps them in memory."""
+    built(FAMILIES[architecture][0], tmp_path).save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
+    apart = write_gguf(tmp_path / "model", tmp_path / "apart.gguf", type="F32")
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    stacks: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(each for each in stored if ".experts." in each):
+        block, _, projection = name.removesuffix(".weight").rpartition(".")
+        stacks.setdefault(f"{block.rpartition('.')[0]}.{projection}", []).append(stored.pop(name))
+    assert {len(each) for each in stacks.values()} == {4}
+    save_file(stored | {name: torch.stack(each) for name, each in stacks.items()}, tmp_path / "model/model.safetensors")
+    stacked = write_gguf(tmp_path / "model", tmp_path / "stacked.gguf", type="F32")
+    found, expected = (
+        {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(path).tensors} for path in (stacked, apart)
+    )
+    assert found == expected
+
+
 @pytest.mark.parametrize("sizes", [{"intermediate_size": 96}, {"moe_shared_expert_intermediate_size": 16}])
 def test_sizes_beside_those_of_experts(sizes: dict[str, int], tmp_path: Path) -> None:
     """Of MLPs that no layer has; of a shared expert that is smaller than another expert."""

@@ -50,12 +50,16 @@ def builder(path: Path, dtype: str) -> VisionModelBuilder:
         # Three positions a token, and vectors that later layers add.
         pytest.param(family, dtype, marks=[] if (family, dtype) == ("qwen3_vl", "float32") else pytest.mark.long)
         for family, made in VISION_FAMILIES.items()
-        if not made.is_recurrent  # which are not divided
+        if not made.is_recurrent and family != "gemma4"  # states and layers of several shapes are not divided
         for dtype in ("float32", "float64")
     ],
 )
 def test_the_same_texts(family: str, dtype: str, tmp_path: Path) -> None:
-    make_vision_checkpoint(family, tmp_path)
+    changes = {}
+    if family == "qwen3_vl_moe":  # two ranks join 64 neurons by 32, and would add up sums of 48: other bits
+        text = VISION_FAMILIES[family].config["text_config"]
+        changes["text_config"] = text | {"moe_intermediate_size": 64}
+    make_vision_checkpoint(family, tmp_path, **changes)
     whole = builder(tmp_path, dtype)
     request = RequestBuilder.from_messages(CHAT).with_sampling(SAMPLING)
     found = []

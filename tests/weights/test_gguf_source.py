@@ -14,7 +14,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor, load_gguf_checkpoint
 
 import tiny
-from gguf_files import LLAMA, llama_tensors, write_gguf
+from gguf_files import LLAMA, VOCAB, add_metadata, llama_tensors, write_gguf
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.weights.embedded import embedded_model_path
 from paged_sdk.weights.gguf.file import GgufFile
@@ -203,3 +203,60 @@ class TestSmolLM2:
             expected = torch.from_numpy(processor.process(weights=values, name=gguf_name).weights.copy())
             assert torch.equal(source.tensor(name, torch.float32, CPU)[:1024], expected), name
         assert len(source.names()) == 272
+
+
+def write_nvfp4(path: Path, factors: dict[str, list[float]]) -> Path:
+    """Write a llama with experts, of random NVFP4 blocks, and factors by GGUF name."""
+    sizes = {"embedding_length": 64, "feed_forward_length": 64, "attention.head_count": 4, "attention.head_count_kv": 4}
+    sizes |= {"expert_count": 3, "expert_used_count": 2}
+    writer = gguf.GGUFWriter(path, "llama")
+    add_metadata(writer, {**LLAMA, **{f"llama.{key}": value for key, value in sizes.items()}})
+    random = np.random.default_rng(0)
+    writer.add_tensor("blk.0.ffn_gate_inp.weight", random.standard_normal((3, 64), np.float32))
+    for name in llama_tensors():
+        if "norm" in name or name.startswith("token"):
+            writer.add_tensor(name, random.standard_normal((64,) if "norm" in name else (VOCAB, 64), np.float32))
+            continue
+        is_stack = ".ffn_" in name
+        blocks = random.integers(0, 256, (3, 64, 36) if is_stack else (64, 36), np.uint8)
+        blocks[..., :4] = random.integers(40, 80, blocks[..., :4].shape)  # the scales
+        own = name.replace(".weight", "_exps.weight") if is_stack else name
+        writer.add_tensor(own, blocks, raw_dtype=gguf.GGMLQuantizationType.NVFP4)
+    for name, numbers in factors.items():
+        writer.add_tensor(name, np.array(numbers, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_factors_beside_nvfp4_blocks(tmp_path: Path) -> None:
+    """llama.cpp's converter writes one for a matrix or for that of each expert. Those of activations are not used."""
+    of_activations = {"blk.0.attn_q.input_scale": [7.0], "blk.0.ffn_up_exps.input_scale": [7.0, 8.0, 9.0]}
+    factors = {"blk.0.attn_q.scale": [0.3], "blk.0.attn_v.scale": [2.0], "blk.0.ffn_down_exps.scale": [0.1, 1.0, 3.0]}
+    plain = GgufSource(write_nvfp4(tmp_path / "plain.gguf", {}))
+    source = GgufSource(write_nvfp4(tmp_path / "factors.gguf", factors | of_activations))
+    assert set(source.names()) == set(plain.names())
+    experts = "model.layers.0.block_sparse_moe.experts"
+    expected = {
+        "model.layers.0.self_attn.q_proj.weight": 0.3,
+        "model.layers.0.self_attn.v_proj.weight": 2.0,
+        **{f"{experts}.{expert}.w2.weight": factor for expert, factor in enumerate((0.1, 1.0, 3.0))},
+    }
+    assert expected.keys() <= set(source.names()), sorted(source.names())
+    for name in source.names():
+        found, stored = (each.tensor(name, torch.float32, CPU) for each in (source, plain))
+        torch.testing.assert_close(found, stored * expected.get(name, 1.0), rtol=1e-6, atol=0)
+        if found.dim() > 1:
+            assert torch.equal(source.matrix(name).rows(slice(1, 3)).decoded(torch.float32), found[1:3])
+            assert source.matrix(name).is_dense == plain.matrix(name).is_dense
+    plain.close()
+    source.close()
+
+
+@pytest.mark.parametrize("numbers", [[1.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
+def test_factors_of_other_matrices_are_refused(numbers: list[float], tmp_path: Path) -> None:
+    for name in ("blk.0.attn_q.scale", "blk.0.ffn_up_exps.scale"):
+        with pytest.raises(CheckpointError, match="is no factor of"):
+            GgufSource(write_nvfp4(tmp_path / "model.gguf", {name: numbers}))

@@ -21,6 +21,7 @@ from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.beside_block import BesideBlock, RecurrentBlock
+from paged_sdk.models.checkpoint_layout import read_shape
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_delta_block import GatedDeltaBlock
@@ -77,6 +78,7 @@ def calibrate(
         raise ConfigError.of(setting, str(text), f"a file of text ({error})") from error
     checkpoint = open_checkpoint(path)
     try:
+        _must_have_names(checkpoint)
         pieces = _pieces(checkpoint, content)
         if not pieces:
             raise ConfigError.of(setting, str(text), "a file with some text")
@@ -99,6 +101,24 @@ def calibrate(
     with ThreadPoolExecutor(1, initializer=partial(prepare_thread, _CPU, threads)) as alone:
         alone.submit(run).result()
     return collector.importance(text, len(pieces))
+
+
+def _must_have_names(checkpoint: Checkpoint) -> None:
+    """Check that GGUF names the model's matrices, before the model is loaded, which may take minutes.
+
+    :raises UnsupportedArchitectureError: it does not
+    """
+    config, _ = read_shape(checkpoint.config, checkpoint.source)
+    try:
+        gguf_architecture(config)
+    except UnsupportedArchitectureError as error:
+        raise UnsupportedArchitectureError(
+            f"{checkpoint.path}: importance is collected by GGUF's names of matrices, which those of a "
+            f"{error.architecture} model do not have; with_isq (--isq) quantizes it without importance",
+            path=checkpoint.path,
+            architecture=error.architecture,
+            supported=error.supported,
+        ) from error
 
 
 def _pieces(checkpoint: Checkpoint, content: str) -> list[list[int]]:

@@ -101,7 +101,7 @@ def make_device_decoding(
     sampler = DeviceSampler(processors, config.max_num_seqs, vocab_size, placement.head)
     path = DeviceDecoding(sampler, overlap, graphs, mixed, slots)
     with torch.inference_mode():
-        path.warm_up(torch.zeros(1, vocab_size, device=placement.head))
+        path.warm_up(torch.zeros(1, vocab_size, dtype=torch.float32, device=placement.head))
     path.compilations = live_compilations(placement.head)
     return path
 
@@ -118,7 +118,7 @@ def live_compilations(device: torch.device) -> LiveCompilations | None:
 def compile_argmax(vocab_size: int, device: torch.device) -> None:
     """Compile argmax for a vocabulary size: a draft model's may differ from its target's, and need another variant."""
     with torch.inference_mode():
-        argmax(torch.zeros(1, vocab_size, device=device))
+        argmax(torch.zeros(1, vocab_size, dtype=torch.float32, device=device))
 
 
 def make_overlap(max_num_seqs: int, device: torch.device, group: Group | None) -> OverlapTokens:

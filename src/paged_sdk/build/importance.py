@@ -125,7 +125,8 @@ def _config(checkpoint: Checkpoint) -> DecoderConfig:
         gguf_architecture(config)
     except UnsupportedArchitectureError as error:
         raise UnsupportedArchitectureError(
-            f"{checkpoint.path}: importance matrices have no names for the tensors of a {error.architecture} model",
+            f"{checkpoint.path}: importance matrices have no names for the tensors of a {error.architecture} model; "
+            "with_isq (--isq) quantizes it without one",
             path=checkpoint.path,
             architecture=error.architecture,
             supported=ARCHITECTURES,

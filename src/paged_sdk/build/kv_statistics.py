@@ -157,12 +157,12 @@ class _WatchedStep(AttentionStep):
         self._on_layer = on_layer
         self._places = places
         self._seen = seen
-        self._mean_key = torch.empty(0)
+        self._mean_key = torch.empty(0, dtype=torch.float32)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         assert self._places[layer] == len(self._seen), "layers come in order"
         self._on_layer()
-        self._seen.append(_Seen(self._mean_key, torch.zeros(key.shape[1:]), key.clone()))
+        self._seen.append(_Seen(self._mean_key, torch.zeros(key.shape[1:], dtype=torch.float32), key.clone()))
         self._step.write(layer, key, value)
 
     def attend(self, layer: int, query: Tensor, learned: LearnedScores | None = None) -> Tensor:

@@ -87,7 +87,9 @@ def _with_form(
         if carries_pairs(text, said.form):
             return evolve(recipe, form=said.form)
         lacks = "its chat template leaves them out" if text.template is not None else "it has no chat template"
-        why_not = f"texts are to go through {_TEMPLATE}, and {lacks}: give one with with_chat_template"
+        why_not = (
+            f"texts are to go through {_TEMPLATE}, and {lacks}: give one with with_chat_template (--chat-template)"
+        )
         return evolve(recipe, why_not=why_not)
     form = PairForm()
     if (said is None or settings.chat_template is not None) and names_pairs(text, form):

@@ -12,8 +12,11 @@ from paged_sdk.chat.text_reader import json_of
 __all__ = ["JsonCallsWatch", "JsonStream", "StringStream"]
 
 _OUTSIDE: Final = re.compile(r'[{\[}\],:"]|[^\s{\[}\],:"]+|\s+')
+_PLAIN_ESCAPES: Final = '"\\bfnrt'
+"""Escapes that are written as they come."""
 _INSIDE: Final = re.compile(
-    r'[^"\\\x00-\x1f]+|"|[\x00-\x1f]|\\u[dD][89abAB]..\\u....|\\u(?![dD][89abAB])....|\\[^u]', re.DOTALL
+    r'(?:[^"\\\x00-\x1f]++|\\["\\bfnrt])++|"|[\x00-\x1f]|\\u[dD][89abAB]..\\u....|\\u(?![dD][89abAB])....|\\[^u]',
+    re.DOTALL,
 )
 _MARKS: Final = {",": ", ", ":": ": "}
 _LONGEST_NUMBER: Final = 400
@@ -66,7 +69,8 @@ class JsonStream:
             return part
         try:
             if self._in_string:
-                return part if len(part) > 1 and part[0] != "\\" else _rewritten(f'"{part}"')[1:-1]
+                is_plain = len(part) > 1 and (part[0] != "\\" or part[1] in _PLAIN_ESCAPES)
+                return part if is_plain else _rewritten(f'"{part}"')[1:-1]
             if part in "{[":
                 self._depth += 1
             elif part in "}]":

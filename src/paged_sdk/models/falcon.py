@@ -79,7 +79,7 @@ def _has_two_norms(fields: ConfigFields, *, is_new: bool) -> bool:
 
 def _slopes(shape: DecoderConfig) -> tuple[float, ...]:
     """Return the slopes that the models were trained with: rounded to bfloat16, and multiplied by the score scale."""
-    rounded: list[float] = torch.tensor(alibi_slopes(shape.num_heads)).bfloat16().tolist()
+    rounded: list[float] = torch.tensor(alibi_slopes(shape.num_heads), dtype=torch.float32).bfloat16().tolist()
     return tuple(slope * shape.attention_scale for slope in rounded)
 
 

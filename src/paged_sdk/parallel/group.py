@@ -88,7 +88,7 @@ class Group:
         if device.type != "cpu":
             self._devices = _connect_devices(PrefixStore("devices", store), rank=self.rank, size=self.size)
             # NCCL connects at the first all-reduce, which must not happen while a graph is captured.
-            self.sum_(torch.zeros(1, device=device))
+            self.sum_(torch.zeros(1, dtype=torch.float32, device=device))
             torch.cuda.synchronize(device)
 
     @property

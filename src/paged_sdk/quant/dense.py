@@ -34,5 +34,6 @@ class DenseLinear(Linear):
 
     def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
         """Implement :meth:`Linear.decoded`."""
-        bias = torch.zeros(self.out_features, device=device) if self.bias is None else self.bias.float()
+        none = torch.zeros(self.out_features, dtype=torch.float32, device=device)
+        bias = none if self.bias is None else self.bias.float()
         yield DecodedRows(0, self.weight.float(), bias)

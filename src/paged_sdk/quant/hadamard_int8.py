@@ -75,6 +75,6 @@ def _saturates() -> bool:
     """
     size = 64
     weight = torch.ops.onednn.qlinear_prepack(torch.full((size, size), 127, dtype=torch.int8), None)
-    ones, zeros = torch.ones(size), torch.zeros(size, dtype=torch.int64)
+    ones, zeros = torch.ones(size, dtype=torch.float32), torch.zeros(size, dtype=torch.int64)
     product = _multiply(torch.full((1, size), 255, dtype=torch.uint8), _ZERO, weight, ones, zeros)
     return not bool((product == size * 127 * 127).all())

@@ -213,7 +213,7 @@ def quantize_stored(
 
     if isq in _GROUPS:
         # What all matrices of the type and this width have in common is known without a row of this one.
-        like = _GROUPS[isq].by_torch(torch.zeros(1, cols, device=device))
+        like = _GROUPS[isq].by_torch(torch.zeros(1, cols, dtype=torch.float32, device=device))
         return UnreadGroupedMatrix(
             shape=(rows, cols),
             read=lambda first, last: _joined(list(parts(first, last))) if first < last else like.rows(slice(0)),

@@ -109,8 +109,8 @@ class Linear(ABC):
 
         :param device: the device of the weight
         """
-        bias = self.forward(torch.zeros(1, self.in_features, device=device), None)
-        columns = self.forward(torch.eye(self.in_features, device=device), None)
+        bias = self.forward(torch.zeros(1, self.in_features, dtype=torch.float32, device=device), None)
+        columns = self.forward(torch.eye(self.in_features, dtype=torch.float32, device=device), None)
         yield DecodedRows(0, (columns - bias).T, bias[0])
 
     def forward_gated(self, x: Tensor, activation: KernelActivation, ctx: StepContext | None) -> Tensor:

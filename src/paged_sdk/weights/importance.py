@@ -249,7 +249,7 @@ class _Legacy:
             if size < 1:
                 raise self._malformed(f"it declares tensor {shown(name)} with {size} values")
             sums[name] = torch.frombuffer(bytearray(self._bytes(4 * size)), dtype=torch.float32)[None]
-            counts[name] = torch.tensor([float(max(divisor, 1))])
+            counts[name] = torch.tensor([float(max(divisor, 1))], dtype=torch.float32)
         return ImportanceMatrix(source=str(self._file.path), sums=sums, counts=counts, counts_tokens=False)
 
     def _int(self) -> int:

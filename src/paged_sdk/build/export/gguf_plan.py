@@ -329,7 +329,7 @@ def _divisors(rope: RopeConfig) -> Tensor | None:
     if rope.kind is RopeKind.LLAMA3:
         plain = evolve(rope, kind=RopeKind.DEFAULT, inv_freq_divisors=())
         return _frequencies(plain) / _frequencies(rope)
-    return torch.tensor(rope.inv_freq_divisors) if rope.inv_freq_divisors else None
+    return torch.tensor(rope.inv_freq_divisors, dtype=torch.float32) if rope.inv_freq_divisors else None
 
 
 def _frequencies(rope: RopeConfig) -> Tensor:

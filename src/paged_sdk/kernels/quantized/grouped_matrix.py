@@ -286,7 +286,9 @@ def rounded_levels(levels: Tensor) -> tuple[Tensor, float]:
     if not 0 < largest < float("inf"):
         return torch.full((16,), 128, dtype=torch.uint8, device=device), 1.0
     # Factors for which the largest level becomes 64 to 127, in steps of 1/16; the one with the least error is chosen.
-    codes = torch.round(torch.arange(127 * 16, 64 * 16 - 1, -1).unsqueeze(1) / 16 * (numbers / largest))
+    codes = torch.round(
+        torch.arange(127 * 16, 64 * 16 - 1, -1, dtype=torch.float64).unsqueeze(1) / 16 * (numbers / largest)
+    )
     factors = (codes * numbers).sum(1) / numbers.square().sum()
     best = int((codes / factors.unsqueeze(1) - numbers).square().sum(1).argmin())
     return (codes[best] + 128).to(device, torch.uint8), float(factors[best])

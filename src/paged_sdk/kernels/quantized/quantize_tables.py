@@ -76,7 +76,7 @@ def _fitted(x: Tensor, w: Tensor | None) -> Tensor:
     entries = x.new_tensor(IQ4_VALUES)
     # The midpoints of entries are integers or half-integers, so a lookup table with steps of 1/2 gives the nearest
     # entry: 0.6 ns per weight, where a search among the midpoints takes 20.
-    halves = torch.arange(2 * IQ4_VALUES[0], 2 * IQ4_VALUES[-1] + 1, device=x.device) / 2 + 0.25
+    halves = torch.arange(2 * IQ4_VALUES[0], 2 * IQ4_VALUES[-1] + 1, dtype=torch.float32, device=x.device) / 2 + 0.25
     nearest = entries[(halves[:, None] - entries).abs().argmin(1)]
     furthest = x.gather(1, x.abs().argmax(1, keepdim=True))[:, 0]
     best, most = torch.zeros_like(furthest), torch.zeros_like(furthest)

@@ -116,8 +116,9 @@ class _Layout:
 
 def _has_swiglu(module: Any, inner: int) -> bool:
     """Return whether a module's gate computes ``silu(gate) * up``, on numbers of all sizes."""
-    gate = torch.linspace(-_SAMPLED_UP_TO, _SAMPLED_UP_TO, _SAMPLED_ROWS * inner).view(_SAMPLED_ROWS, inner)
-    up = _SAMPLED_UP_TO * torch.arange(gate.numel()).sin().view_as(gate)
+    count = _SAMPLED_ROWS * inner
+    gate = torch.linspace(-_SAMPLED_UP_TO, _SAMPLED_UP_TO, count, dtype=torch.float32).view(_SAMPLED_ROWS, inner)
+    up = _SAMPLED_UP_TO * torch.arange(count, dtype=torch.float32).sin().view_as(gate)
     expected = F.silu(gate) * up
     try:
         found: Tensor = module._apply_gate(torch.cat([gate, up], -1))

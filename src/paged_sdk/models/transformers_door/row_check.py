@@ -74,7 +74,8 @@ def _check_ranks(model: TransformersModel, head: ClassRankHead) -> None:
     :raises UnsupportedArchitectureError: scores do not follow from the pooled vectors
     """
     random = torch.Generator().manual_seed(0)
-    states = torch.randn(_NUM_RANKED, _NUM_ROWS, model.config.hidden_size, generator=random).to(model.device)
+    shape = (_NUM_RANKED, _NUM_ROWS, model.config.hidden_size)
+    states = torch.randn(shape, generator=random, dtype=torch.float32).to(model.device)
     pooled = states[:, 0] if head.pooling == "cls" else states.mean(1)
     of_pooled, of_states = head.ranks(pooled), head.ranks_of_states(states)
     if not of_pooled.isfinite().any():  # the weights hold NaN, which requests report

@@ -154,7 +154,7 @@ class _CompressedTensors(QuantizedFormat):
 def _stored_integers(tensors: PackedTensors, codes: str, grid: ScaleGrid, bits: int) -> StoredMatrix:
     rows, cols = grid.shape
     scales = grid.spread(tensors.floats(_SCALE))
-    middle = torch.full((), float(1 << (bits - 1)))
+    middle = torch.full((), float(1 << (bits - 1)), dtype=torch.float32)
     if _ZERO in tensors:
         stored = tensors.tensor(_ZERO, (torch.int8, torch.int32))
         is_packed = codes == _PACKED

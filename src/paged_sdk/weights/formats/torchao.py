@@ -58,7 +58,7 @@ class _Torchao(QuantizedFormat):
 
 def _integers(tensors: PackedTensors, grid: ScaleGrid) -> StoredMatrix:
     scales = grid.spread(tensors.floats(_SCALE))
-    zeros = grid.spread(tensors.tensor(_ZERO, _ZEROS)) if _ZERO in tensors else torch.zeros(())
+    zeros = grid.spread(tensors.tensor(_ZERO, _ZEROS)) if _ZERO in tensors else torch.zeros((), dtype=torch.float32)
     return grouped_rows(
         tensors.rows(_CODES),
         CodeForm.SIGNED,

@@ -47,7 +47,8 @@ def table_of(config: DecoderConfig) -> str:
     if config.moe is not None:
         found = _OF_MIXTURES.get(config.model_type, found)
     if found is None:
-        raise not_writable(config, "no GGUF architecture is written for it")
+        why = "no GGUF architecture is written for it; with_isq (--isq) quantizes the checkpoint while loading"
+        raise not_writable(config, why)
     return found
 
 

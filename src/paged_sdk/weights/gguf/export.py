@@ -184,8 +184,9 @@ def _merged_experts(
     transposed.
     """
     assert config.moe is not None
-    whole, count, hidden = source.matrix(name), config.moe.num_experts, config.hidden_size
-    rows, cols = (hidden, config.moe.intermediate_size)[:: 1 if len(stored) == 1 else -1]
+    whole, count, is_down = source.matrix(name), config.moe.num_experts, stem_of(stored[0]) == "ffn_down_exps"
+    hidden = config.moe.latent_size or config.hidden_size
+    rows, cols = (hidden, config.moe.intermediate_size)[:: 1 if is_down else -1]
     height = rows * len(stored)
     if _are_transposed(source, name, config):
         each = [whole.rows(slice(first, first + cols)) for first in range(0, count * cols, cols)]

@@ -18,7 +18,7 @@ __all__ = ["CheckpointNames", "GgufPlace", "architecture_of", "gguf_places"]
 
 _EXPERT: Final = re.compile(r"\.(experts|norms)\.(\d+)\.")
 _MERGED: Final = re.compile(
-    r"model\.layers\.(\d+)\.(?:(?:.+\.)?experts\.(gate_up_proj|down_proj)|block_sparse_moe\.(?:(input)|output)_linear\.weight)"
+    r"\w+\.layers\.(\d+)\.(?:(?:.+\.)?experts\.(gate_up_proj|up_proj|down_proj)|block_sparse_moe\.(?:(input)|output)_linear\.weight)"
 )
 _LAYER_TENSOR: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 _UNUSED: Final = ".rotary_emb.inv_freq"  # buffers that older checkpoints hold
@@ -85,7 +85,8 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
         merged = _MERGED.fullmatch(plain)
         if merged is not None:
             has_two = merged[2] == "gate_up_proj" or merged[3] is not None
-            stems = ("ffn_gate_exps", "ffn_up_exps") if has_two else ("ffn_down_exps",)
+            up, down = ("ffn_gate_exps", "ffn_up_exps") if has_two else ("ffn_up_exps",), ("ffn_down_exps",)
+            stems = up if has_two or merged[2] == "up_proj" else down
             known = config.moe is not None
             places[name] = GgufPlace(tuple(f"blk.{merged[1]}.{stem}.weight" for stem in stems)) if known else None
             continue

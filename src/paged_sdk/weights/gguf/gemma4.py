@@ -124,7 +124,7 @@ def gemma4_metadata(config: DecoderConfig) -> dict[str, Any]:
 def gemma4_divisors(config: DecoderConfig) -> torch.Tensor:
     """Return the divisors of the frequencies of layers with full attention, which every file has."""
     rope = _rope_of(config, has_window=False)
-    divisors = torch.tensor(rope.inv_freq_divisors or (1.0,) * (rope.rotary_dim // 2))
+    divisors = torch.tensor(rope.inv_freq_divisors or (1.0,) * (rope.rotary_dim // 2), dtype=torch.float32)
     return divisors.clamp(max=_NOT_ROTATED)
 
 

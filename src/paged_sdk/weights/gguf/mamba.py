@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -139,23 +140,25 @@ def row_factors(config: DecoderConfig) -> dict[str, Tensor]:
     if not config.recurrent_beside:
         return {}
     mamba, scales = _mambas(config)[0], config.branch_scales or BranchScales()
-    inputs = torch.repeat_interleave(torch.tensor(mamba.part_scales or (1.0,) * 5), torch.tensor(mamba.parts))
+    part_scales = torch.tensor(mamba.part_scales or (1.0,) * 5, dtype=torch.float32)
+    inputs = torch.repeat_interleave(part_scales, torch.tensor(mamba.parts))
     queries, keys, hidden = (
         config.num_heads * config.head_dim,
         config.num_kv_heads * config.head_dim,
         config.hidden_size,
     )
+    full = partial(torch.full, dtype=torch.float32)
     factors = {
-        "attn_q": torch.full((queries,), scales.attention_input),
-        "attn_k": torch.full((keys,), scales.attention_input * scales.key),
-        "attn_v": torch.full((keys,), scales.attention_input),
-        "attn_output": torch.full((hidden,), scales.attention_output),
+        "attn_q": full((queries,), scales.attention_input),
+        "attn_k": full((keys,), scales.attention_input * scales.key),
+        "attn_v": full((keys,), scales.attention_input),
+        "attn_output": full((hidden,), scales.attention_output),
         "ssm_in": inputs * mamba.input_scale,
-        "ssm_out": torch.full((hidden,), mamba.output_scale),
-        "ffn_gate": torch.full((config.intermediate_size,), scales.gate),
-        "ffn_down": torch.full((hidden,), scales.mlp_output),
-        "token_embd": torch.full((config.vocab_size,), config.embedding_scale or 1.0),
-        "output": torch.full((config.vocab_size,), config.logit_scale or 1.0),
+        "ssm_out": full((hidden,), mamba.output_scale),
+        "ffn_gate": full((config.intermediate_size,), scales.gate),
+        "ffn_down": full((hidden,), scales.mlp_output),
+        "token_embd": full((config.vocab_size,), config.embedding_scale or 1.0),
+        "output": full((config.vocab_size,), config.logit_scale or 1.0),
     }
     return {name: each for name, each in factors.items() if bool((each != 1.0).any())}
 

@@ -29,6 +29,8 @@ __all__ = ["GgufSource"]
 _MAX_STACK = 1 << 12  # experts per layer; models in use have up to 512
 # Tensors that are settings rather than weights; config_from_gguf reads them.
 _SETTINGS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
+_NVFP4 = tensor_type_of("NVFP4")
+_FACTOR, _INPUT_FACTOR = "scale", "input_scale"
 
 
 @frozen
@@ -76,6 +78,7 @@ class GgufSource:
         :param tensors: the tensors of all parts, by GGUF name
         """
         architecture = ARCHITECTURES[self.metadata["general.architecture"]].of_file(tensors)
+        tensors = self._with_nvfp4_factors(architecture, tensors)
         weights: dict[str, GgufWeight | JoinedWeight | LatentUpWeight] = {
             name: self._weight(architecture, tensor)
             for stored in tensors.values()
@@ -84,6 +87,26 @@ class GgufSource:
         }
         weights |= self._joined(architecture, tensors)
         return weights | {name: GgufWeight(zeros) for name, zeros in self._left_out(architecture, tensors)}
+
+    def _with_nvfp4_factors(
+        self, architecture: GgufArchitecture, tensors: Mapping[str, GgufTensor]
+    ) -> dict[str, GgufTensor]:
+        """Return the tensors with the factors that llama.cpp's converter writes beside NVFP4 blocks: one for a matrix,
+        or one for that of each expert. Those of activations are left out.
+        """
+        found = dict(tensors)
+        for name, tensor in tensors.items():
+            stem, _, kind = name.rpartition(".")
+            matrix = tensors.get(f"{stem}.weight") if kind in (_FACTOR, _INPUT_FACTOR) else None
+            is_models = f"{stem_of(name)}.{kind}" in architecture.block_names  # such as Gemma 4's factors of experts
+            if matrix is None or matrix.type != _NVFP4 or is_models:
+                continue
+            del found[name]
+            if kind == _FACTOR:
+                if tensor.shape not in ((1,), matrix.shape[:-2]) or tensor.is_quantized:
+                    raise self._misfit(tensor, f"is no factor of {shown(matrix.name)}")
+                found[matrix.name] = evolve(matrix, factors=tuple(tensor.decoded().tolist()))
+        return found
 
     @property
     def is_quantized(self) -> bool:
@@ -176,7 +199,10 @@ class GgufSource:
         ):
             raise self._misfit(tensor, f"cannot be {len(names)} parts")
         count, rows, *row = shape
-        parts = evolve(tensor, shape=(count * len(names), rows // len(names), *row)).unstacked()
+        factors = tensor.factors
+        if len(factors) > 1:
+            factors = tuple(factor for factor in factors for _ in names)
+        parts = evolve(tensor, shape=(count * len(names), rows // len(names), *row), factors=factors).unstacked()
         for place, part in enumerate(parts):
             index, own = divmod(place, len(names))
             name = names[own].replace(EACH, str(index))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, block_format, dequantize, tensor_type_of
@@ -24,6 +24,8 @@ class GgufTensor:
     :ivar type: the ggml type id
     :ivar file: the file that contains the tensor
     :ivar offset: the offset of its first byte
+    :ivar factors: numbers that multiply the stored values: one for all of them, or one per part along the first
+        dimension; empty: there are none
     """
 
     name: str
@@ -32,6 +34,7 @@ class GgufTensor:
     file: WeightFile
     offset: int
     num_bytes: int
+    factors: tuple[float, ...] = field(default=(), kw_only=True)
 
     @property
     def is_quantized(self) -> bool:
@@ -63,7 +66,11 @@ class GgufTensor:
         """Return the tensor's parts along the first dimension; it must have at least two dimensions."""
         count, *shape = self.shape
         size = self.num_bytes // count
-        return [evolve(self, shape=tuple(shape), offset=self.offset + i * size, num_bytes=size) for i in range(count)]
+        factors = [self.factors] * count if len(self.factors) < 2 else [(factor,) for factor in self.factors]
+        return [
+            evolve(self, shape=tuple(shape), offset=self.offset + i * size, num_bytes=size, factors=factors[i])
+            for i in range(count)
+        ]
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Read the tensor's values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, shown
-from paged_sdk.kernels.quantized.gguf_blocks import block_format, dequantize
+from paged_sdk.kernels.quantized.blocks_to_groups import as_groups
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, block_format, dequantize
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix
 from paged_sdk.kernels.quantized.reordered_matrix import JoinedMatrix, ReorderedColumns
 from paged_sdk.kernels.quantized.stored_matrix import DecodedMatrix, DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.weights.gguf.tensor import GgufTensor, stored_matrix
@@ -67,8 +70,8 @@ class GgufWeight:
             return rates.log().to(dtype)
         if self.offset:
             return (dequantize(self.stored.type, self._blocks()) - self.offset).to(dtype)
-        if self.columns is not None:
-            return self.matrix().decoded(dtype)
+        if self.columns is not None or self.stored.factors:
+            return self.matrix().decoded(dtype).view(self.shape)
         return dequantize(self.stored.type, self._blocks(), dtype=dtype)
 
     def matrix(self) -> StoredMatrix:
@@ -77,13 +80,23 @@ class GgufWeight:
         if self.offset:
             return DenseMatrix(dequantize(self.stored.type, rows.tensor()) - self.offset)
         if self.columns is None:
-            return stored_matrix(self.stored.type, rows)
+            return self._stored(rows)
         order, width = self.columns
         form = block_format(self.stored.type)
         if width % form.elements:
-            return ReorderedColumns(stored_matrix(self.stored.type, rows), order.argsort(), width)
+            return ReorderedColumns(self._stored(rows), order.argsort(), width)
         size = width // form.elements * form.num_bytes
-        return stored_matrix(self.stored.type, evolve(rows, read=partial(_read_columns_in_order, rows, order, size)))
+        return self._stored(evolve(rows, read=partial(_read_columns_in_order, rows, order, size)))
+
+    def _stored(self, rows: UnreadRows) -> StoredMatrix:
+        """Return the matrix that is stored in rows of bytes."""
+        matrix, factors = stored_matrix(self.stored.type, rows), self.stored.factors
+        if not factors:
+            return matrix
+        grouped = as_groups(matrix) if isinstance(matrix, BlockMatrix) else None
+        assert grouped is not None, "NVFP4 alone has factors, and groups"
+        of_rows = torch.tensor(factors, dtype=torch.float32).repeat_interleave(matrix.shape[0] // len(factors))
+        return evolve(grouped, read=partial(_read_multiplied, grouped.read, of_rows))
 
     def _blocks(self) -> Tensor:
         """Return the stored bytes, uint8 [..., bytes of a row], with the rows in Hugging Face's order."""
@@ -185,6 +198,14 @@ class _QuantizedValues(DecodedMatrix):
     def is_dense(self) -> bool:
         """Return False."""
         return False
+
+
+def _read_multiplied(
+    read: Callable[[int, int], GroupedMatrix], factors: Tensor, first: int, last: int
+) -> GroupedMatrix:
+    """Read some rows with the scales of each multiplied by its factor."""
+    part = read(first, last)
+    return evolve(part, scales=part.scales * factors[first:last, None])
 
 
 def _read_in_order(rows: UnreadRows, order: Tensor, first: int, last: int) -> Tensor:

@@ -30,7 +30,7 @@ E8M0 = (torch.uint8, torch.float8_e8m0fnu)
 
 def e2m1_levels() -> Tensor:
     """Return the values of all 16 codes of FP4 E2M1 (sign, two exponent bits, one mantissa bit), float32."""
-    positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float32)
     return torch.cat((positive, -positive))
 
 
