@@ -34,11 +34,13 @@ from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.fused_head import FusedHead
 from paged_sdk.quant import linear
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
 from paged_sdk.runner import step_runner
 from paged_sdk.runner.decode_graphs import DecodeGraphs
+from paged_sdk.runner.host_rows import HostRows
 from paged_sdk.runner.mixed_graphs import MixedGraphs
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.sampled_step import SampledStep
@@ -84,6 +86,8 @@ def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, st
     for method in ("forward", "forward_gated"):
         for kind in _subclasses(Linear, method):
             yield kind, method, f"linears: {kind.__name__}"
+    for method in ("logits", "likeliest"):
+        yield FusedHead, method, "linears: FusedHead, with the last norm"
     for kind in _subclasses(Experts, "forward"):
         yield kind, "forward", f"experts: {kind.__name__}"
     yield Rotation, "rotate_", "rotary embedding"
@@ -92,6 +96,7 @@ def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, st
     for name in ("gated_activation", "gated_activation_reference"):
         yield linear, name, "activation"
     yield Sampler, "sample", "sampler"
+    yield HostRows, "take", "sampler"
     yield OutputProcessor, "process", "detokenize, stop strings, events"
 
 

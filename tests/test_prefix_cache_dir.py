@@ -38,6 +38,7 @@ from paged_sdk import (
     embedded_model_path,
 )
 from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.runner import stored_blocks
 from paged_sdk.runner.block_files import BlockFiles
 
@@ -353,9 +354,10 @@ async def test_a_prompt_with_nan_is_not_stored(
     async with builder.build() as model:
         await ask(model, PROMPT[:40])
         with monkeypatch.context() as patch:
-            patch.setattr(
-                DecoderModel, "logits", lambda self, hidden, adapted=None: torch.full((len(hidden), 512), torch.nan)
-            )
+            for kind in (DecoderModel, FusedDecoderModel):
+                patch.setattr(
+                    kind, "logits", lambda self, hidden, adapted=None: torch.full((len(hidden), 512), torch.nan)
+                )
             with pytest.raises(NumericalError):
                 await ask(model)
         await anyio.sleep(0.1)
