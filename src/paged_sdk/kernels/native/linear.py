@@ -194,7 +194,8 @@ class NativeLinear:
         :returns: int64 [M], -1 where an output is NaN or the largest is not finite
         :raises ConfigError: shape, dtype or strides do not fit
         """
-        check_matrix("x", x, (len(x), self.in_features), (torch.float32,))
+        if x.dtype is not torch.float32:
+            raise ConfigError.of("x.dtype", x.dtype, "torch.float32")
         out = _bind_rows(self._args, x, None, None, self.in_features, self.out_features)
         found = torch.empty(len(x), dtype=torch.int64)
         self._args.likeliest = found.data_ptr()
