@@ -21,7 +21,7 @@ __all__ = ["Ranker"]
 
 _HOW: Final = (
     "it has no layers for that and names no answer tokens: expected a ...ForSequenceClassification checkpoint with one "
-    "label, a sentence-transformers checkpoint with a LogitScore module, or answer tokens from whoever builds the model "
+    "label, a sentence-transformers checkpoint with a LogitScore module, or answer tokens where the model is built "
     "(with_ranking_tokens in Python, --ranking-tokens of paged-sdk serve, ranking_tokens in its file)"
 )
 
