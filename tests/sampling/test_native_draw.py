@@ -46,7 +46,13 @@ SETTINGS: list[dict[str, Any]] = [
 def make_rows(settings: Sequence[Mapping[str, Any]], seed: int = 3, num_samples: int = 1) -> list[SampleRow]:
     """Make a row for each setting, at positions of their own."""
     return [
-        make_row(SamplingParams(seed=seed, **each), [5] * place, seq_id=place, choice_index=place % 2, num_samples=num_samples)
+        make_row(
+            SamplingParams(seed=seed, **each),
+            [5] * place,
+            seq_id=place,
+            choice_index=place % 2,
+            num_samples=num_samples,
+        )
         for place, each in enumerate(settings)
     ]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.sampling.device_draw import DeviceDraw
-from paged_sdk.sampling.draw_row import DrawRow
 from paged_sdk.sampling.device_logprobs import LogprobRows, LogprobTensors
+from paged_sdk.sampling.draw_row import DrawRow
 from paged_sdk.sampling.processor import ALL_TOKENS, DeviceProcessor, Processor
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.sampling.truncation import is_greedy, num_candidates

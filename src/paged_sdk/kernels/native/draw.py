@@ -64,22 +64,23 @@ class NativeDraw:
         first_draws = np.zeros(num_rows + 1, np.int64)
         num_draws.cumsum(out=first_draws[1:])
         total = int(first_draws[-1])
-        assert settings.dtype == DRAW_SETTINGS and settings.shape == (num_rows,), settings
-        assert streams.dtype == positions.dtype == np.int64 and streams.shape == positions.shape == (total,), streams
-        assert proposed is None or (proposed.dtype == np.int64 and len(proposed) == total), proposed
-        arrays = [np.ascontiguousarray(each) for each in (settings, first_draws, streams, positions)]
-        proposed = None if proposed is None else np.ascontiguousarray(proposed)
+        proposed = np.empty((total, 0), np.int64) if proposed is None else proposed
+        assert settings.dtype == DRAW_SETTINGS, settings.dtype
+        assert settings.shape == (num_rows,), settings.shape
+        for each in (streams, positions, proposed):
+            assert each.dtype == np.int64, each.dtype
+            assert len(each) == total, (each.shape, total)
+        arrays = [np.ascontiguousarray(each) for each in (settings, first_draws, streams, positions, proposed)]
         tokens = np.empty(total, np.int64)
         args = Draw(
             logits.data_ptr(),
             *(each.ctypes.data for each in arrays),
-            None if proposed is None else proposed.ctypes.data,
             tokens.ctypes.data,
             self._workspace.handle,
             stride=logits.stride(0),
             num_rows=num_rows,
             vocab_size=vocab_size,
-            num_proposed=0 if proposed is None else proposed.shape[1],
+            num_proposed=proposed.shape[1],
             num_threads=torch.get_num_threads() if num_threads is None else num_threads,
         )
         library = self._workspace.library

@@ -29,7 +29,7 @@ struct paged_draw_args {
   const int64_t* first_draws;           // [num_rows + 1]: the draws of row r are first_draws[r] ... first_draws[r + 1] - 1
   const int64_t* streams;               // [num_draws], as are positions
   const int64_t* positions;
-  const int64_t* proposed;  // [num_draws, num_proposed]; null: none
+  const int64_t* proposed;  // [num_draws, num_proposed]
   int64_t* tokens;          // [num_draws]
   paged_workspace* workspace;
   int64_t stride;  // of the logits
