@@ -14,7 +14,6 @@ import torch
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.sources import library_name, sources_hash
 from paged_sdk.kernels.native.structures import (
-    Argmax,
     Decoder,
     Experts,
     HeadProduct,
@@ -27,7 +26,7 @@ from paged_sdk.kernels.native.structures_attention import Attention
 from paged_sdk.kernels.native.structures_packing import DecodeGrouped, Dense, Grouped, Quantize, QuantizeGroups
 from paged_sdk.kernels.native.structures_recurrent import GatedDelta, Mamba2, ShortConv
 from paged_sdk.kernels.native.structures_routing import Route
-from paged_sdk.kernels.native.structures_sampling import Draw
+from paged_sdk.kernels.native.structures_sampling import Argmax, Draw
 from paged_sdk.logs import get_logger
 from paged_sdk.system.processors import usable_processors
 

@@ -7,12 +7,26 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["DRAW_SETTINGS", "Draw"]
+__all__ = ["DRAW_SETTINGS", "Argmax", "Draw"]
 
 DRAW_SETTINGS: Final = np.dtype(
     [("stream", "i8"), ("temperature", "f8"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8")]
 )
 """Mirrors ``paged_draw_settings``: how the tokens of a row are drawn."""
+
+
+class Argmax(Structure):
+    """Mirrors ``paged_argmax_args``: the arguments of a row-wise argmax."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("out", c_void_p),
+        ("x_stride", c_int64),
+        ("rows", c_int32),
+        ("cols", c_int32),
+        ("num_threads", c_int32),
+        ("reserved", c_int32),
+    )
 
 
 class Draw(Structure):

@@ -1,4 +1,4 @@
-// Declares the part of the C interface that draws tokens. structures_sampling.py mirrors each structure field by field.
+// Declares the part of the C interface that chooses tokens. structures_sampling.py mirrors each structure field by field.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,17 @@
 extern "C" {
 
 struct paged_workspace;  // abi.h
+
+// out[row] = argmax of x[row], the first of equal maxima; -1 if a number is NaN or the maximum is not finite.
+struct paged_argmax_args {
+  const float* x;
+  int64_t* out;
+  int64_t x_stride;
+  int32_t rows;
+  int32_t cols;
+  int32_t num_threads;
+  int32_t reserved;
+};
 
 // How the tokens of a row are drawn. Temperature 0 takes the likeliest token; otherwise a token's weight is
 // e^((logit - largest logit) / temperature). Top-k keeps the tokens with the largest logits, top-p as many of these as

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "abi.h"
-#include "abi_sampling.h"
 
 namespace paged {
 
