@@ -16,6 +16,7 @@ from paged_sdk import (
     ContextLengthError,
     Conversation,
     InvalidRequestError,
+    ReplicaSet,
     RequestBuilder,
     TextMessages,
     TextModelBuilder,
@@ -30,6 +31,9 @@ def test_a_builder_is_not_a_model_yet() -> None:
     building: Any = TextModelBuilder("some/model").build()
     with pytest.raises(AttributeError, match=r"await builder\.build"):
         building.send_chat_request(HI)
+    replicas: Any = ReplicaSet([TextModelBuilder("some/model")])
+    with pytest.raises(AttributeError, match=r"^ReplicaSet\(\.\.\.\) has no 'send_chat_request': await it"):
+        replicas.send_chat_request(HI)
     builder: Any = TextModelBuilder("some/model")
     with pytest.raises(ConfigError, match=r"building = .*build\(\)"):
         BlockingModel(builder)
