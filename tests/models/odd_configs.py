@@ -178,6 +178,7 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "granite": (_GRANITE, _GRANITES),
     "seed_oss": ({}, {"attention_out_bias": [True, False]}),
     "arcee": ({}, {}),
+    "apertus": ({}, {"hidden_act": ["xielu", *_ACTIVATIONS]}),
     "smollm3": (
         {"no_rope_layer_interval": 2, "sliding_window": 8},
         {"use_sliding_window": [True, False], "no_rope_layers": [[0, 1, 1], [1, 0], None]},

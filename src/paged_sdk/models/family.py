@@ -104,6 +104,7 @@ class TensorNames:
     :ivar gate_up: gate and up projections of a gated MLP, within a layer; a single name is a fused projection
     :ivar up: first projection of an MLP without a gate
     :ivar down: last projection of an MLP
+    :ivar activation: prefix of the numbers of a learned activation, within a layer
     :ivar layer_inputs: within the body, the second table of embeddings, the projection of embeddings beside it, and its
         norm (:class:`~paged_sdk.config.layer_shape.LayerInputConfig`)
     :ivar latent_up: projection of latent vectors to keys and values, within a layer
@@ -122,6 +123,7 @@ class TensorNames:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
+    activation: str = "mlp.act_fn"
     norms: NormNames = NormNames()
     layer_inputs: tuple[str, str, str] = (
         "embed_tokens_per_layer",

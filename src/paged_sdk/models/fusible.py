@@ -7,6 +7,7 @@ from typing import Final
 from attrs import NOTHING, fields
 
 from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import DecoderConfig, NormKind
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.config.rope import RopeConfig
@@ -98,7 +99,7 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
     parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
     if (reason := next(filter(None, map(_unknown_setting, parts)), None) or _unknown_kind(model)) is not None:
         return reason
-    if config.activation not in KERNEL_ACTIVATIONS:
+    if config.activation not in KERNEL_ACTIVATIONS and config.activation is not Activation.XIELU:
         return f"the native decoder has no activation {config.activation.value}"
     if (unknown := _unknown_combination(config, pages.workspace.library.max_interleaved)) is not None:
         return f"the native decoder does not know {unknown}"

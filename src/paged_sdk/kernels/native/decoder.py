@@ -118,6 +118,7 @@ class NativeDecoder:
             ("query_norm_bias", size),
             ("key_norm", of_keys),
             ("key_norm_bias", size),
+            ("xielu", 4),
         ):
             setattr(target, name, self._vector(name, getattr(layer, name), length))
         target.norm, target.head_norm = NORMS[layer.norm], _HEAD_NORMS[layer.head_norm]

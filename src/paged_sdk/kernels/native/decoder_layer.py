@@ -76,6 +76,9 @@ class DecoderLayer:
     :ivar scale: multiplies the residual stream after the layer, with norms of outputs only
     :ivar clip: limit of the magnitude of queries, keys and values; None: no limit
     :ivar sinks: [num_heads], an extra logit without a value in each head's softmax; None: no sinks
+    :ivar activation: of the MLP's gate, or without a gate of ``up``
+    :ivar xielu: [4], in place of ``activation`` of an MLP without a gate: xIELU's factors of the curves above and below
+        0, its beta and its eps; None: ``activation``
     :ivar parallel: whether the MLP reads the same normalized input as attention, and both outputs are added at once
     :ivar rope: index of the layer's rotary embedding among the step's
     :ivar attended_widths: [num_ranks] int32: the columns of attention's output that each rank computes; they are
@@ -116,6 +119,7 @@ class DecoderLayer:
     sinks: Tensor | None = None
     parallel: bool = False
     activation: Literal["silu", "gelu_tanh", "relu2"] = "silu"
+    xielu: Tensor | None = None
     rope: int = 0
     attended_widths: Tensor | None = None
     inner_widths: Tensor | None = None
@@ -151,6 +155,8 @@ class DecoderLayer:
             found |= {"gate": (self.gate or self.up).shape, "up": self.up.shape, "down": self.down.shape}
         elif (self.gate, self.up, self.down) != (None, None, None):
             raise ConfigError.of("up and down", (self.up, self.down), "both, or no MLP")
+        if self.xielu is not None and (self.up is None or self.gate is not None):
+            raise ConfigError.of("xielu", "given", "none, but of an MLP without a gate")
         self._check_mixture()
         if (own := self.layer_input) is not None:
             if own.size % 16:

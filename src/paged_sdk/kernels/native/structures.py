@@ -253,6 +253,7 @@ class Layer(Structure):
         ("attended_widths", c_void_p),
         ("inner_widths", c_void_p),
         ("hidden_widths", c_void_p),
+        ("xielu", c_void_p),
         ("heads", Heads),
         ("cache", Cache),
         ("num_qkv", c_int32),

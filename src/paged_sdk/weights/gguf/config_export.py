@@ -9,6 +9,7 @@ import math
 from types import MappingProxyType
 from typing import Any, Final
 
+from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import DecoderConfig, NormKind
 from paged_sdk.config.recurrent import GatedDeltaConfig, Mamba2Config, ShortConvConfig
 from paged_sdk.config.rope import RopeConfig
@@ -107,6 +108,8 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
     match config.model_type:
         case "olmo3" | "exaone_moe":
             values |= _windows(config, rope)
+        case "apertus" if config.activation is not Activation.XIELU:
+            raise not_writable(config, f"GGUF has no such model with activation {config.activation.value}")
         case "stablelm":
             values["use_parallel_residual"] = config.parallel_residual
         case "mpt":

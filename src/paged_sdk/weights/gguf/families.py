@@ -11,6 +11,7 @@ from paged_sdk.weights.gguf.granite import granite, granitemoe
 from paged_sdk.weights.gguf.latent_attention import latent_config
 from paged_sdk.weights.gguf.mamba import falcon_h1, granitehybrid, nemotron_h
 from paged_sdk.weights.gguf.model import GgufModel
+from paged_sdk.weights.gguf.rope import rope_scaling
 from paged_sdk.weights.gguf.routing import (
     ernie_config,
     exaone_moe_config,
@@ -106,6 +107,12 @@ def _smollm3(model: GgufModel) -> dict[str, Any]:
 
 def _arcee(model: GgufModel) -> dict[str, Any]:
     return {"hidden_act": "relu2"}
+
+
+def _apertus(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of Apertus, whose class scales positions unless a config says that it does not."""
+    unscaled = {"rope_type": "default", "rope_theta": model.number("rope.freq_base", 10_000.0)}
+    return {"hidden_act": "xielu", "rope_parameters": unscaled if rope_scaling(model) is None else None}
 
 
 def _olmo2(model: GgufModel) -> dict[str, Any]:
@@ -370,6 +377,7 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "mistral3": _mistral3,
         "smollm3": _smollm3,
         "arcee": _arcee,
+        "apertus": _apertus,
         "olmo2": _olmo2,
         "ernie4_5": _ernie4_5,
         "exaone4": _exaone4,

@@ -63,6 +63,9 @@ enum PagedProducts : int32_t { PAGED_FLOAT32_PRODUCTS = 0, PAGED_BFLOAT16_PRODUC
 
 enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1, PAGED_RELU2 = 2 };
 
+// Places of xIELU's numbers: beta x + positive x^2 for x > 0, otherwise beta x + negative (e^min(x, eps) - 1 - x).
+enum PagedXielu : int32_t { PAGED_POSITIVE = 0, PAGED_NEGATIVE = 1, PAGED_BETA = 2, PAGED_EPS = 3 };
+
 // Which norm: RMSNorm divides by the root mean square; LayerNorm subtracts the mean and divides by the standard
 // deviation.
 enum PagedNorm : int32_t { PAGED_RMS_NORM = 0, PAGED_LAYER_NORM = 1 };
@@ -295,6 +298,7 @@ struct paged_layer {
   const int32_t* attended_widths;  // [ranks]: columns of output's input per rank; null: sum over ranks
   const int32_t* inner_widths;     // [ranks]: columns of down's input per rank; null: sum over ranks
   const int32_t* hidden_widths;    // [ranks]: rows of output and down per rank; null: this rank has all
+  const float* xielu;  // PagedXielu, in place of `activation` in an MLP without a gate; null: activation
   paged_heads heads;
   paged_cache cache;
   int32_t num_qkv;
