@@ -161,7 +161,7 @@ def _unknown_kind(model: DecoderModel) -> str | None:
             )
         if (branch := layer.expert_branch) is not None:
             parts += [(branch, (ExpertBranch,)), (branch.chooser, (ExpertChooser,))]
-            norms += [branch.router_norm, branch.input_norm, branch.output_norm, branch.mlp_norm]
+            norms += [branch.router_norm, branch.input_norm, branch.output_norm, branch.dense_output_norm]
         norms += [layer.attention_norm, layer.attention_output_norm, layer.mlp_norm, layer.mlp_output_norm]
         qk_norm = attention.qk_norm
         norms += (qk_norm.query, qk_norm.key) if type(qk_norm) is WholeNorms else (qk_norm,)

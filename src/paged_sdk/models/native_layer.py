@@ -132,7 +132,7 @@ def _mixture(layer: DecoderLayer) -> Mixture | None:
             router_norm=norm_weights(branch.router_norm)[0],
             input_norm=norm_weights(branch.input_norm)[0],
             output_norm=norm_weights(branch.output_norm)[0],
-            mlp_norm=norm_weights(branch.mlp_norm)[0],
+            dense_output_norm=norm_weights(branch.dense_output_norm)[0],
         )
     return None
 

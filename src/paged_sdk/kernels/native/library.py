@@ -15,20 +15,16 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.sources import library_name, sources_hash
 from paged_sdk.kernels.native.structures import (
     Argmax,
-    Attention,
-    DecodeGrouped,
     Decoder,
-    Dense,
     Experts,
-    Grouped,
     HeadProduct,
     Linear,
     Norm,
-    Quantize,
-    QuantizeGroups,
     Ranks,
     Rows,
 )
+from paged_sdk.kernels.native.structures_attention import Attention
+from paged_sdk.kernels.native.structures_packing import DecodeGrouped, Dense, Grouped, Quantize, QuantizeGroups
 from paged_sdk.kernels.native.structures_recurrent import GatedDelta, Mamba2, ShortConv
 from paged_sdk.kernels.native.structures_routing import Route
 from paged_sdk.logs import get_logger

@@ -1,10 +1,12 @@
-// Declares the kernel library's plain C interface, which Python calls through ctypes. structures.py mirrors each
-// structure field by field.
+// Declares the kernel library's plain C interface, which Python calls through ctypes; here, formats, matrices, products
+// with them, and decoder layers. structures.py mirrors each structure field by field.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "abi_attention.h"
+#include "abi_packing.h"
 #include "abi_recurrent.h"
 #include "abi_routing.h"
 
@@ -55,11 +57,6 @@ enum PagedDtype : int32_t {
   PAGED_FLOAT16 = 3,
   PAGED_Q4 = 4,  // of a cache only: 4-bit codes with a scale and a minimum per 32 elements (q4.h)
 };
-
-// The least precise products that attention may use where they are faster: float32, bfloat16, or 8-bit codes when a
-// sequence has many query tokens and bfloat16 when it has few. For many query tokens, AVX2 uses 16-bit codes in place
-// of either, and AMX uses bfloat16. For few, AVX-512 uses 8-bit codes of queries in place of either over 4-bit pages.
-enum PagedProducts : int32_t { PAGED_FLOAT32_PRODUCTS = 0, PAGED_BFLOAT16_PRODUCTS = 1, PAGED_INT8_PRODUCTS = 2 };
 
 enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1, PAGED_RELU2 = 2 };
 
@@ -167,69 +164,6 @@ struct paged_experts_args {
   int32_t activation;  // of gates, or of up without gates; not with swiglu_limit
 };
 
-// Paged keys and values of one layer: [num_blocks, block_size, num_kv_heads, head_dim], and for f8e4m3 one float32
-// scale per token and KV head [num_blocks, block_size, num_kv_heads]. PAGED_Q4 has two elements per byte, scales and
-// minimums in bfloat16 [num_blocks, block_size, num_kv_heads, head_dim / 32, 2]. Keys may be stored minus an offset
-// vector shared by 128 positions, key_offsets [positions / 128, num_kv_heads, head_dim].
-//
-// With key_factors, a decoder stores keys and values in another basis, in which rounding costs less: H(key * factors) -
-// offset and H(value), where H is the orthonormal Hadamard transform of basis.h. It attends with H(query / factors) and
-// transforms the result back. Plain attention has none: its queries and results are in the basis of the cache.
-struct paged_cache {
-  void* key;
-  void* value;
-  void* key_scale;
-  void* value_scale;
-  const float* key_offsets;  // null: keys are stored without offset
-  const float* key_factors;  // [num_kv_heads, head_dim]; null: keys and values are stored as they are
-};
-
-// A varlen batch over a paged cache. The query tokens of sequence s are cu_seqlens_q[s] ... cu_seqlens_q[s + 1] - 1,
-// the last of its context_lens[s] tokens; block_tables is [num_seqs, max_blocks]. If paged_heads.products allows
-// rounding, sequences with up to 8 query tokens (decodes, drafts) use other arithmetic than longer ones. in_chunks
-// marks sequences that always use the arithmetic of longer ones, so that a prompt's result does not depend on how it is
-// cut into chunks. bidirectional_from marks sequences whose query tokens (of an image, or of an encoder's text) attend
-// to each other bidirectionally.
-struct paged_batch {
-  const int32_t* cu_seqlens_q;
-  const int32_t* block_tables;
-  const int32_t* context_lens;
-  const uint8_t* in_chunks;  // [num_seqs], 0 or 1; null: all 0
-  // [num_seqs]: every query token of the sequence sees all keys from this one to the sequence's last, causal mask and
-  // window notwithstanding (if window_reaches_ahead, only those within the window); -1: causal. Null: all -1.
-  const int32_t* bidirectional_from;
-  int32_t num_seqs;
-  int32_t max_blocks;
-};
-
-struct paged_heads {
-  int32_t num_heads;
-  int32_t num_kv_heads;
-  int32_t head_dim;  // a multiple of 16; with PAGED_Q4, of 32
-  int32_t block_size;
-  int32_t cache_dtype;
-  int32_t window;  // keys that a query sees, including its own; 0: all
-  int32_t window_reaches_ahead;  // 1: where attention is bidirectional, the window is symmetric
-  float scale;
-  float softcap;  // 0: none
-  int32_t products;  // PagedProducts
-  const float* sinks;  // [num_heads]: attention sink, an extra logit per head without a value; null: none
-};
-
-// out[t, h, :] = softmax(scale * q . K) V; q and out are [tokens, num_heads, head_dim], strides in elements per token.
-struct paged_attention_args {
-  const void* query;
-  void* out;
-  paged_workspace* workspace;
-  int64_t query_stride;
-  int64_t out_stride;
-  paged_heads heads;
-  paged_cache cache;
-  paged_batch batch;
-  int32_t dtype;
-  int32_t num_threads;
-};
-
 // A layer's experts, of which a router chooses a few for each token; gate, up and down are stacks of their matrices as
 // in paged_experts_args. The experts' output is added to that of the layer's MLP, if it has one, and either may be
 // normalized before that by an RMSNorm of its own.
@@ -238,8 +172,8 @@ struct paged_mixture {
   const float* router_bias;  // [num_experts], added to the scores; null: none
   const float* router_norm;  // [hidden]: the router reads this RMSNorm of the stream; null: what the experts read
   const float* input_norm;   // [hidden]: the experts read this RMSNorm of the stream; null: what an MLP reads
-  const float* output_norm;  // [hidden], beside an MLP; null: none. mlp_norm likewise, of the MLP's output
-  const float* mlp_norm;
+  const float* output_norm;  // [hidden], beside an MLP: an RMSNorm of the experts' output; null: none
+  const float* dense_output_norm;  // likewise, of the MLP's output before the experts' is added
   const float* mlp_gate;  // [hidden]: the MLP's output is multiplied by sigmoid(mlp_gate . its input); null: it is not
   const int32_t* inner_widths;  // as in paged_experts_args
   paged_choice choice;
@@ -285,7 +219,7 @@ struct paged_layer {
   paged_weight input_gate;  // [input size, hidden]; data null: the layer has no input of its own
   paged_weight input_output;
   const float* input_norm;  // [hidden], after input_output
-  const float* attention_norm;  // null: no norm; also mlp_norm
+  const float* attention_norm;  // before attention; null: no norm. mlp_norm likewise, before the feed-forward part
   const float* attention_output_norm;  // null: added without a norm; the same in all layers
   const float* mlp_norm;
   const float* mlp_output_norm;  // null if and only if attention_output_norm is
@@ -409,101 +343,6 @@ struct paged_rows_args {
   const int64_t* rows;  // [num_rows], contiguous
   float* out;           // [num_rows, cols], contiguous
   int32_t num_rows;
-  int32_t num_threads;
-};
-
-// Memory layout of codes. STREAM: a bit stream per row, in 32-bit words that may be strided. HIGH_FIRST: 4-bit codes
-// whose first is the high half of a byte. OF_EIGHT_ROWS: a 32-bit word per column holds the 4-bit codes of eight rows,
-// 0 2 4 6 1 3 5 7 from the lowest bits up.
-enum PagedCodeForm : int32_t { PAGED_CODES_STREAM = 0, PAGED_CODES_HIGH_FIRST = 1, PAGED_CODES_OF_EIGHT_ROWS = 2 };
-
-// Codes [rows, cols]; cols is a multiple of 32.
-struct paged_codes {
-  const uint8_t* data;
-  int64_t row_bytes;   // from a row, or eight rows, to the next
-  int64_t word_bytes;  // from one 32-bit word of a row, or of a column, to the next
-  int32_t bits;
-  int32_t form;
-  int32_t mask;  // code = (stored ^ flip) & mask
-  int32_t flip;
-};
-
-// out = [rows, cols] packed in panels (layout.h) of a grouped format; all inputs are contiguous. A row has one scale
-// per block, or two per block for levels with groups of 16 columns. Scales are stored as float16 in a float32 unit per
-// row. Minima are stored the same way, or as float16 multiples of the scales if all of a row's are close to such
-// multiples.
-struct paged_grouped_args {
-  paged_codes codes;
-  const float* scales;
-  const float* minima;    // null: none; always with levels
-  const uint8_t* levels;  // [16], stored plus 128; null: codes are numbers
-  uint8_t* out;           // paged_packed_bytes
-  float scale_factor;     // multiplies scales
-  float minimum_factor;   // added to minima, in units of the scale
-  int32_t format;
-  int32_t rows;
-  int32_t cols;
-  int32_t num_threads;
-};
-
-// out [rows, cols] = code * scale + minimum, where the code is looked up in levels if there are any.
-struct paged_decode_grouped_args {
-  paged_codes codes;
-  const float* scales;  // [rows, groups]
-  const float* minima;  // [rows, groups]; null: none
-  const float* levels;  // [2^bits]; null: codes are numbers
-  float* out;
-  int32_t group_cols;  // columns that share a scale; a row's last group may be shorter
-  int32_t rows;
-  int32_t cols;
-  int32_t num_threads;
-};
-
-// out = x [rows, cols], float32, bfloat16 or float16, contiguous, packed in panels (layout.h) of a dense format.
-struct paged_dense_args {
-  const void* x;
-  uint8_t* out;  // paged_packed_bytes
-  int32_t format;
-  int32_t rows;
-  int32_t cols;
-  int32_t dtype;
-  int32_t num_threads;
-  int32_t reserved;
-};
-
-// out [rows, bytes of a row] = GGUF blocks of x [rows, cols], float32, bfloat16 or float16.
-struct paged_quantize_args {
-  const void* x;
-  const float* importance;  // [cols]: weight of each column's squared error; null: all 1
-  uint8_t* out;
-  int64_t x_stride;
-  int32_t format;
-  int32_t rows;
-  int32_t cols;  // a multiple of the format's block
-  int32_t dtype;
-  int32_t num_threads;
-  int32_t reserved;
-};
-
-// How a group's scale is found. EDGE: the end of its range further from zero is exact. HALF_QUADRATIC: half-quadratic
-// optimization. LEVELS: the largest magnitude, which multiplies the levels.
-enum PagedFit : int32_t { PAGED_FIT_EDGE = 0, PAGED_FIT_HALF_QUADRATIC = 1, PAGED_FIT_LEVELS = 2 };
-
-// Quantizes x [rows, cols], float32, bfloat16 or float16, to codes with float16 scales per 64 columns; all outputs are
-// contiguous.
-struct paged_quantize_groups_args {
-  const void* x;
-  uint8_t* codes;          // [rows, cols]
-  float* scales;           // [rows, groups]
-  float* minima;           // [rows, groups]; null with levels
-  const float* between;    // [15]: midpoints between ascending levels; null: codes are numbers
-  const uint8_t* numbers;  // [16]: the codes of these levels; null if between is
-  int64_t x_stride;        // in elements
-  int32_t fit;             // PagedFit
-  int32_t bits;
-  int32_t rows;
-  int32_t cols;  // a multiple of 32
-  int32_t dtype;
   int32_t num_threads;
 };
 
