@@ -293,6 +293,22 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | str | list[
         },
         {**_GROUPED_KEYS, "attention.sliding_window": 16, "attention.sliding_window_pattern": [True] * 3 + [False]},
     ),
+    "afmoe": (
+        {
+            "model_type": "afmoe",
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 2,
+            "route_scale": 1.5,
+            "sliding_window": 16,
+            "mup_enabled": True,
+        },
+        {
+            **{key: value for key, value in _GROUPED_KEYS.items() if "group" not in key and "gating" not in key},
+            "attention.sliding_window": 16,
+        },
+    ),
     "minimax-m2": (
         {"model_type": "minimax_m2", "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
         {
@@ -929,6 +945,9 @@ def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) 
         | {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"},
         FAMILIES["dots1"][0] | {"sliding_window": 16, "max_window_layers": 1},
         FAMILIES["dots1"][0] | {"attention_bias": True},
+        FAMILIES["afmoe"][0] | {"attention_bias": True},
+        FAMILIES["afmoe"][0] | {"mup_enabled": False},
+        FAMILIES["afmoe"][0] | {"global_attn_every_n_layers": 2},
         FAMILIES["ernie4_5-moe"][0] | {"moe_layer_end_index": 2},
         FAMILIES["ernie4_5-moe"][0] | {"moe_norm_min": 0.3},
         FAMILIES["ernie4_5-moe"][0] | {"use_bias": True},

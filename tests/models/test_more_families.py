@@ -163,6 +163,17 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "sliding_window": 24,
         "sliding_window_pattern": 3,
     },
+    "afmoe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "num_shared_experts": 2,
+        "route_scale": 1.5,
+        "sliding_window": 24,
+        "global_attn_every_n_layers": 3,
+        "mup_enabled": True,
+        "attention_bias": True,
+    },
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
     "ernie4_5_moe": {
         "moe_num_experts": 8,
@@ -286,7 +297,7 @@ def test_fused_layers(family: str) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", "granitemoeshared", "gemma4 26B"])
+@pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", "granitemoeshared", "gemma4 26B", "afmoe"])
 def test_experts_beside_quantized_mlps_depend_on_no_chunks(family: str) -> None:
     """Bit by bit: tokens of a prompt are multiplied by the form of the shared experts' weights for many rows."""
     packed = ours(models(family)[0], policy=WeightPolicy(isq=IsqType.Q8_0, workspace=workspace(num_threads=2)))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paged_sdk.attention.backend import NativePages
 from paged_sdk.config.activation import Activation
-from paged_sdk.config.decoder import DecoderConfig, NormKind, QkNormWeights
+from paged_sdk.config.decoder import AttentionGate, DecoderConfig, NormKind, QkNormWeights
 from paged_sdk.kernels.native.decoder_layer import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder_layer import LayerInput
 from paged_sdk.kernels.native.mixture import Mixture
@@ -86,6 +86,7 @@ def native_layer(
         key_norm=key[0],
         key_norm_bias=key[1],
         norms_last=config.qk_norm_after_rope,
+        gates=config.attention_gate is AttentionGate.APART,
         value_norm=attention.value_norm is not None,
         keys_as_values=own.keys_as_values and own.kv_layer is None,
         shares_keys=own.kv_layer is not None,

@@ -61,7 +61,9 @@ _F32: Final = tensor_type_of("F32")
 _REPLACED_KEYS: Final = ("general.file_type", "general.quantization_version", "general.alignment")
 _CLOSE: Final = 1e-5
 # Architectures that have sliding windows in llama.cpp.
-_WITH_WINDOWS: Final = frozenset({"gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "exaone-moe", "cohere2"})
+_WITH_WINDOWS: Final = frozenset(
+    {"gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "exaone-moe", "cohere2", "afmoe"},
+)
 
 
 def write(

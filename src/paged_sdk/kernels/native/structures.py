@@ -160,7 +160,7 @@ class Layer(Structure):
     """Mirrors ``paged_layer``: the weights and settings of one decoder layer."""
 
     _fields_ = (
-        ("qkv", Weight * 3),
+        ("qkv", Weight * 4),
         ("output", Weight),
         ("mixture", Mixture),
         ("gate", Weight),
@@ -198,6 +198,7 @@ class Layer(Structure):
         ("keys_as_values", c_int32),
         ("value_norm", c_int32),
         ("norms_last", c_int32),
+        ("gates", c_int32),
         ("input_column", c_int32),
         ("scale", c_float),
     )

@@ -116,7 +116,7 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
             values["attention.max_alibi_bias"] = _largest_exponent(config)
             if config.qkv_clip is not None:
                 values["attention.clamp_kqv"] = config.qkv_clip
-    if name in ("cohere2", "exaone4") and any(config.sliding_windows):
+    if name in ("cohere2", "exaone4", "afmoe") and any(config.sliding_windows):
         values["attention.sliding_window"] = max(width for width in config.sliding_windows if width is not None)
     return {f"{name}.{key}": value for key, value in values.items()}
 

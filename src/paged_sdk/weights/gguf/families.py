@@ -13,6 +13,7 @@ from paged_sdk.weights.gguf.mamba import falcon_h1, granitehybrid, nemotron_h
 from paged_sdk.weights.gguf.model import GgufModel
 from paged_sdk.weights.gguf.rope import rope_scaling
 from paged_sdk.weights.gguf.routing import (
+    afmoe_config,
     ernie_config,
     exaone_moe_config,
     grouped_config,
@@ -56,7 +57,8 @@ _BIASES: Final = MappingProxyType(
         "bloom": _NORMS | _MLP | {"token_embd_norm", "attn_qkv", "attn_output"},
         "glm4moe": _QKV | {"exp_probs_b"},
         **dict.fromkeys(
-            ("lfm2moe", "dots1", "ernie4_5-moe", "exaone-moe", "minimax-m2", "deepseek2"), frozenset({"exp_probs_b"})
+            ("lfm2moe", "dots1", "ernie4_5-moe", "exaone-moe", "minimax-m2", "deepseek2", "afmoe"),
+            frozenset({"exp_probs_b"}),
         ),
         **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), frozenset({"ssm_dt"})),
         **dict.fromkeys(("granitehybrid", "falcon-h1", "nemotron_h"), frozenset({"ssm_dt", "ssm_conv1d"})),
@@ -158,6 +160,17 @@ def _glm4moe(model: GgufModel) -> dict[str, Any]:
 def _dots1(model: GgufModel) -> dict[str, Any]:
     # llama.cpp has no windows in this architecture.
     return grouped_config(model) | {"attention_bias": False, "sliding_window": None}
+
+
+def _afmoe(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of AFMoE: as in llama.cpp, embeddings are scaled, and every fourth layer has no window."""
+    window = model.integer("attention.sliding_window")
+    return afmoe_config(model) | {
+        "mup_enabled": True,
+        "attention_bias": False,
+        "sliding_window": window,
+        "layer_types": _layer_types(model.num_layers, window),
+    }
 
 
 def _hunyuan_dense(model: GgufModel) -> dict[str, Any]:
@@ -385,6 +398,7 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "glm4": _glm4,
         "glm4moe": _glm4moe,
         "dots1": _dots1,
+        "afmoe": _afmoe,
         "ernie4_5-moe": ernie_config,
         "minimax-m2": minimax_config,
         "hunyuan-dense": _hunyuan_dense,

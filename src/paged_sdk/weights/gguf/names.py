@@ -80,6 +80,13 @@ _GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm",
 }
 _POST_NORM = {"post_attention_norm": "post_attention_layernorm"}
+_AFMOE = {
+    "attn_gate": "self_attn.gate_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_mlp_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_gate_inp": "mlp.router.gate",
+}
 # Inputs of the layers' own, and experts beside MLPs.
 _GEMMA4 = {
     "inp_gate": "per_layer_input_gate",
@@ -238,6 +245,11 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             model_type="dots1",
             block_names=ATTENTION | QK_NORM | PRE_NORM | MLP | EXPERTS | _SHARED_EXPERTS,
             bare_names=_CHOICE_BIAS,
+        ),
+        "afmoe": GgufArchitecture(
+            model_type="afmoe",
+            block_names=ATTENTION | QK_NORM | MLP | EXPERTS | _SHARED_EXPERTS | _AFMOE,
+            bare_names={"exp_probs_b.bias": "mlp.expert_bias"},
         ),
         "ernie4_5-moe": GgufArchitecture(
             model_type="ernie4_5_moe",

@@ -210,7 +210,7 @@ struct paged_rope {
 // input_gate, the layer then adds norm(input_output . (act(input_gate . stream) * input)), where `input` is a vector of
 // the token for this layer. Last, the stream is multiplied by `scale`.
 struct paged_layer {
-  paged_weight qkv[3];  // query, key, value; or one fused matrix; or query and key; or only query
+  paged_weight qkv[4];  // query, key, value; or query and key; or only query; then gates, if any; or one fused matrix
   paged_weight output;
   paged_mixture mixture;
   paged_weight gate;  // of the MLP; data null: no gate; the activation applies to up
@@ -248,20 +248,21 @@ struct paged_layer {
   int32_t keys_as_values;  // 1: values are the projected keys, before their norm and rotation; qkv has no values
   int32_t value_norm;      // 1: each head's values are divided by their root mean square
   int32_t norms_last;      // 1: queries and keys are normalized after their rotation; 0: before
+  int32_t gates;           // 1: qkv ends with a gate per element of attention's output, which its sigmoid multiplies
   int32_t input_column;    // first column of the layer's vectors in the step's layer_inputs
   float scale;             // 1: the stream is left as it is
 };
 
-// Index of a projection in an adapter's updates. If query, key and value, or gate and up, are one fused matrix, its
-// update has the index of the first.
+// Index of a projection in an adapter's updates. If query, key, value and attention's gate, or gate and up, are one
+// fused matrix, its update has the index of the first.
 enum PagedProjection : int32_t {
   PAGED_QKV = 0,
-  PAGED_OUTPUT = 3,
-  PAGED_GATE_UP = 4,
-  PAGED_DOWN = 6,
-  PAGED_INPUT_GATE = 7,
-  PAGED_INPUT_OUTPUT = 8,
-  PAGED_PROJECTIONS = 9,
+  PAGED_OUTPUT = 4,
+  PAGED_GATE_UP = 5,
+  PAGED_DOWN = 7,
+  PAGED_INPUT_GATE = 8,
+  PAGED_INPUT_OUTPUT = 9,
+  PAGED_PROJECTIONS = 10,
 };
 
 // An adapter's update of one product: out = out * gains[0] + gains[1] + up . (down . x), for `rows` outputs from
