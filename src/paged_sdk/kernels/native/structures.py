@@ -13,7 +13,6 @@ __all__ = [
     "ACTIVATIONS",
     "DTYPES",
     "WEIGHT_DTYPES",
-    "Argmax",
     "Decoder",
     "Experts",
     "HeadProduct",
@@ -255,20 +254,6 @@ class Update(Structure):
         ("rows", c_int32),
         ("first", c_int32),
         ("dtype", c_int32),
-    )
-
-
-class Argmax(Structure):
-    """Mirrors ``paged_argmax_args``: the arguments of a row-wise argmax."""
-
-    _fields_ = (
-        ("x", c_void_p),
-        ("out", c_void_p),
-        ("x_stride", c_int64),
-        ("rows", c_int32),
-        ("cols", c_int32),
-        ("num_threads", c_int32),
-        ("reserved", c_int32),
     )
 
 

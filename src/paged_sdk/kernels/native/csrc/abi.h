@@ -9,6 +9,7 @@
 #include "abi_packing.h"
 #include "abi_recurrent.h"
 #include "abi_routing.h"
+#include "abi_sampling.h"
 
 #if defined(_WIN32)
 #define PAGED_EXPORT extern "C" __declspec(dllexport)
@@ -321,17 +322,6 @@ struct paged_norm_args {
   float* out;           // [rows, cols], contiguous, as x is
   int32_t norm;         // PagedNorm
   float eps;
-  int32_t rows;
-  int32_t cols;
-  int32_t num_threads;
-  int32_t reserved;
-};
-
-// out[row] = argmax of x[row], the first of equal maxima; -1 if a number is NaN or the maximum is not finite.
-struct paged_argmax_args {
-  const float* x;
-  int64_t* out;
-  int64_t x_stride;
   int32_t rows;
   int32_t cols;
   int32_t num_threads;
