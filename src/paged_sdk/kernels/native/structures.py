@@ -159,7 +159,7 @@ class Layer(Structure):
     """Mirrors ``paged_layer``: the weights and settings of one decoder layer."""
 
     _fields_ = (
-        ("qkv", Weight * 3),
+        ("qkv", Weight * 4),
         ("output", Weight),
         ("mixture", Mixture),
         ("gate", Weight),
@@ -181,6 +181,7 @@ class Layer(Structure):
         ("attended_widths", c_void_p),
         ("inner_widths", c_void_p),
         ("hidden_widths", c_void_p),
+        ("xielu", c_void_p),
         ("heads", Heads),
         ("cache", Cache),
         ("num_qkv", c_int32),
@@ -196,6 +197,7 @@ class Layer(Structure):
         ("keys_as_values", c_int32),
         ("value_norm", c_int32),
         ("norms_last", c_int32),
+        ("gates", c_int32),
         ("input_column", c_int32),
         ("scale", c_float),
     )

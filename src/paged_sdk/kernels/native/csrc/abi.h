@@ -61,6 +61,9 @@ enum PagedDtype : int32_t {
 
 enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1, PAGED_RELU2 = 2 };
 
+// Places of xIELU's numbers: beta x + positive x^2 for x > 0, otherwise beta x + negative (e^min(x, eps) - 1 - x).
+enum PagedXielu : int32_t { PAGED_POSITIVE = 0, PAGED_NEGATIVE = 1, PAGED_BETA = 2, PAGED_EPS = 3 };
+
 // Which norm: RMSNorm divides by the root mean square; LayerNorm subtracts the mean and divides by the standard
 // deviation.
 enum PagedNorm : int32_t { PAGED_RMS_NORM = 0, PAGED_LAYER_NORM = 1 };
@@ -208,7 +211,7 @@ struct paged_rope {
 // input_gate, the layer then adds norm(input_output . (act(input_gate . stream) * input)), where `input` is a vector of
 // the token for this layer. Last, the stream is multiplied by `scale`.
 struct paged_layer {
-  paged_weight qkv[3];  // query, key, value; or one fused matrix; or query and key; or only query
+  paged_weight qkv[4];  // query, key, value; or query and key; or only query; then gates, if any; or one fused matrix
   paged_weight output;
   paged_mixture mixture;
   paged_weight gate;  // of the MLP; data null: no gate; the activation applies to up
@@ -230,6 +233,7 @@ struct paged_layer {
   const int32_t* attended_widths;  // [ranks]: columns of output's input per rank; null: sum over ranks
   const int32_t* inner_widths;     // [ranks]: columns of down's input per rank; null: sum over ranks
   const int32_t* hidden_widths;    // [ranks]: rows of output and down per rank; null: this rank has all
+  const float* xielu;  // PagedXielu, in place of `activation` in an MLP without a gate; null: activation
   paged_heads heads;
   paged_cache cache;
   int32_t num_qkv;
@@ -245,20 +249,21 @@ struct paged_layer {
   int32_t keys_as_values;  // 1: values are the projected keys, before their norm and rotation; qkv has no values
   int32_t value_norm;      // 1: each head's values are divided by their root mean square
   int32_t norms_last;      // 1: queries and keys are normalized after their rotation; 0: before
+  int32_t gates;           // 1: qkv ends with a gate per element of attention's output, which its sigmoid multiplies
   int32_t input_column;    // first column of the layer's vectors in the step's layer_inputs
   float scale;             // 1: the stream is left as it is
 };
 
-// Index of a projection in an adapter's updates. If query, key and value, or gate and up, are one fused matrix, its
-// update has the index of the first.
+// Index of a projection in an adapter's updates. If query, key, value and attention's gate, or gate and up, are one
+// fused matrix, its update has the index of the first.
 enum PagedProjection : int32_t {
   PAGED_QKV = 0,
-  PAGED_OUTPUT = 3,
-  PAGED_GATE_UP = 4,
-  PAGED_DOWN = 6,
-  PAGED_INPUT_GATE = 7,
-  PAGED_INPUT_OUTPUT = 8,
-  PAGED_PROJECTIONS = 9,
+  PAGED_OUTPUT = 4,
+  PAGED_GATE_UP = 5,
+  PAGED_DOWN = 7,
+  PAGED_INPUT_GATE = 8,
+  PAGED_INPUT_OUTPUT = 9,
+  PAGED_PROJECTIONS = 10,
 };
 
 // An adapter's update of one product: out = out * gains[0] + gains[1] + up . (down . x), for `rows` outputs from
