@@ -230,7 +230,7 @@ async def test_one_build_is_one_model(builder: TextModelBuilder) -> None:
         ([1, 2.0], None, "prompt = 2.0"),
         (np.array([1.0, 2.0]), None, "prompt = 1.0"),
         (np.array([True]), None, "prompt = True"),
-        (np.array([[1, 2]]), None, "prompt = [1, 2]"),
+        (np.array([[1, 2]]), None, "prompt = array([[1, 2]])"),
         ([-1], None, "prompt = -1"),
         ([10**9] * 10**5, None, "prompt = 1000000000"),
     ],

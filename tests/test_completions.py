@@ -316,7 +316,7 @@ async def test_what_a_prompt_is_too_long_for_names_what_there_is_to_cut_it() -> 
     async with fake_model("yes", max_model_len=64) as model:
         with pytest.raises(ContextLengthError, match="use truncation=True"):
             await model.send_completion_request("b" * 70)
-        with pytest.raises(ContextLengthError, match=r"use with_truncation\(\)") as raised:
+        with pytest.raises(ContextLengthError, match=r"use RequestBuilder\.with_truncation\(\)") as raised:
             await model.send_chat_request([{"role": "user", "content": "b" * 70}])
         assert raised.value.field == "messages"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.parts import ModelParts
@@ -44,13 +43,9 @@ class Building(Opening[Model]):
         # asyncio.run(builder.build()) is a natural mistake, and its error shows this and nothing else.
         return "<build(): await it in an async function, or pass it to BlockingModel, to get a model>"
 
-    if not TYPE_CHECKING:  # otherwise a type checker would accept any attribute
-
-        def __getattr__(self, name: str) -> object:
-            raise AttributeError(
-                f"build() has no {name!r}: await it to get a model, as in "
-                "`model = await builder.build()` or `async with builder.build() as model`"
-            )
+    @classmethod
+    def _made_by(cls) -> str:
+        return "builder.build()"
 
     async def _open(self) -> Model:
         if self._settings.logging:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.model import Model
@@ -30,6 +30,15 @@ class Opening(ABC, Generic[ModelT]):
         self._model: ModelT | None = None
         self._has_begun = False
 
+    if not TYPE_CHECKING:  # otherwise a type checker would accept any attribute
+
+        def __getattr__(self, name: str) -> object:
+            made_by = self._made_by()
+            raise AttributeError(
+                f"{made_by} has no {name!r}: await it to get a model, as in "
+                f"`model = await {made_by}` or `async with {made_by} as model`"
+            )
+
     def __await__(self) -> Generator[Any, Any, ModelT]:
         return self._open_once().__await__()
 
@@ -52,6 +61,11 @@ class Opening(ABC, Generic[ModelT]):
             )
         self._has_begun = True
         return await self._open()
+
+    @classmethod
+    def _made_by(cls) -> str:
+        """Return the expression that makes such an object, for a program that takes it for the model."""
+        return f"{cls.__name__}(...)"
 
     @abstractmethod
     async def _open(self) -> ModelT:

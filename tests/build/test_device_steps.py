@@ -11,7 +11,10 @@ import torch
 from paged_sdk.build import device_steps
 from paged_sdk.build.device_steps import OnProgress, _recorded, compile_steps
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.errors import EngineError
+from paged_sdk.parallel.group import Group
 from paged_sdk.runner.decode_graphs import DecodeGraphs
+from rank_threads import run_ranks
 
 
 class Graphs:
@@ -28,12 +31,12 @@ class Graphs:
             raise RuntimeError("another result\nand where it was")
 
 
-def recorded(graphs: Graphs) -> object:
+def recorded(graphs: Graphs, group: Group | None = None) -> object:
     def make(on_progress: OnProgress) -> DecodeGraphs:
         on_progress(1, 1)
         return cast("DecodeGraphs", graphs)
 
-    return _recorded("decode steps", "rows", make, visible=False)
+    return _recorded("decode steps", "rows", make, visible=False, group=group)
 
 
 def test_recorded_steps_are_kept_and_told_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -54,6 +57,17 @@ def test_steps_that_cannot_be_recorded_are_launched(caplog: pytest.LogCaptureFix
     assert recorded(Graphs(fails=True)) is None
     (said,) = caplog.messages
     assert said == "Decode steps are launched one operation at a time: they cannot be recorded (another result)."
+
+
+def test_steps_that_only_some_ranks_can_replay_are_an_error_on_all() -> None:
+    """A rank that launched its steps would not take part in what the others recorded."""
+
+    def record(group: Group) -> None:
+        with pytest.raises(EngineError, match=r"on some ranks only \(.*another result"):
+            recorded(Graphs(fails=group.rank == 1), group)
+
+    run_ranks(2, record)
+    assert run_ranks(2, lambda group: recorded(Graphs(fails=True), group)) == [None, None]
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch, error: Exception, num_threads: int | None = None) -> None:

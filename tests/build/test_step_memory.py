@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 import pytest
 import torch
 from attrs import evolve
+from torch import Tensor
 
 pytest.importorskip("triton")
 
@@ -19,9 +21,13 @@ from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.build import step_memory
 from paged_sdk.build.step_memory import activations_of, most_logits, recorded_bytes
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.errors import OutOfMemoryError
+from paged_sdk.errors import EngineError, OutOfMemoryError
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.kv.pool_size import DeviceMemory
+from paged_sdk.parallel.group import Group
+from paged_sdk.runner.recordable_layers import RecordableLayers
+from paged_sdk.runner.step_results import StepResults
+from rank_threads import run_ranks
 from recorded_steps import ATTENDING, Attending, let_torch_attend
 
 CPU: Final = torch.device("cpu")
@@ -178,3 +184,75 @@ def test_a_step_that_fails_otherwise(storage: KvStorage, far_device: Device, mon
     monkeypatch.setattr(step_memory, "cuda_peak_bytes", lambda _: broken)
     with pytest.raises(torch.AcceleratorError, match="device-side assert"):
         reserve(storage)
+
+
+class Shard(Attending):
+    """Stands for a rank's part of a model: the ranks add up their states."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def forward(self, token_ids: Tensor, positions: Tensor, ctx: Any) -> Tensor:
+        return self._group.sum_(super().forward(token_ids, positions, ctx))
+
+
+def sized_by_ranks(
+    storage: KvStorage, monkeypatch: pytest.MonkeyPatch, lacking: set[int], num_allocated: int
+) -> list[int | str]:
+    """Have two ranks measure what steps need and agree on the size of a pool, as while a model is built.
+
+    :param lacking: ranks on which one allocation between recordings fails
+    :param num_allocated: how many of these succeed before it
+    :returns: each rank's size, or the message of its EngineError
+    """
+    own = threading.local()
+
+    def limited(allocate: Callable[..., Any]) -> Callable[..., Any]:
+        def allocated(*args: Any) -> Any:
+            own.num_allocated += 1
+            if own.rank in lacking and own.num_allocated == num_allocated + 1:
+                raise RuntimeError("CUDA error: out of memory")
+            return allocate(*args)
+
+        return allocated
+
+    def size(group: Group) -> int | str:
+        own.rank, own.num_allocated = group.rank, 0
+        model: Any = Shard(group)
+        placement = Placement.on(CUDA, 1)
+        try:
+            found = activations_of(
+                model, storage, CONFIG, processors=(), vocab_size=VOCAB, placement=placement, group=group
+            )
+        except EngineError as error:
+            return str(error)
+        return group.smallest(2000 * MIB - found[CUDA])
+
+    monkeypatch.setattr(step_memory, "StepResults", limited(StepResults))
+    monkeypatch.setattr(RecordableLayers, "host_input", limited(RecordableLayers.host_input))
+    return run_ranks(2, size)
+
+
+# The tensors of the steps' results, then the input of each step before it is recorded.
+ALLOCATIONS: Final = {"results": 0, "chunks": 1, "decodes": 2, "first small step": 3, "last small step": 6}
+
+
+@pytest.mark.parametrize("num_allocated", ALLOCATIONS.values(), ids=ALLOCATIONS)
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_all_ranks_fail_if_one_fails_between_recordings(
+    storage: KvStorage, far_device: Device, monkeypatch: pytest.MonkeyPatch, num_allocated: int, lacking: int
+) -> None:
+    """It would go on, to its next recording or to the size of the pool, and the others would wait in this one."""
+    errors = sized_by_ranks(storage, monkeypatch, {lacking}, num_allocated)
+    assert errors[lacking] == "a step can be recorded on some ranks only (CUDA error: out of memory)"
+    said = f"rank {lacking} of 2 could not do its part: RuntimeError: CUDA error: out of memory"
+    assert errors[1 - lacking] == f"a step can be recorded on some ranks only ({said})"
+
+
+@pytest.mark.parametrize("num_allocated", [*ALLOCATIONS.values(), 100], ids=[*ALLOCATIONS, "none"])
+def test_ranks_that_all_fail_between_recordings_go_on(
+    storage: KvStorage, far_device: Device, monkeypatch: pytest.MonkeyPatch, num_allocated: int
+) -> None:
+    one, other = sized_by_ranks(storage, monkeypatch, {0, 1}, num_allocated)
+    assert isinstance(one, int)
+    assert one == other

@@ -355,7 +355,7 @@ async def test_tokens_that_the_builder_names(tmp_path: Path) -> None:
         assert not model.ranks_texts
         # Who reads it may be an HTTP client, or who has started its server.
         with pytest.raises(
-            InvalidRequestError, match=r"cannot rank documents: .*\(with_ranking_tokens in Python, with "
+            InvalidRequestError, match=r"cannot rank documents: .*\(with_ranking_tokens in Python, --ranking-tokens of "
         ):
             await model.rank(QUERY, DOCUMENTS)
     builder = plain.with_ranking_tokens("a", "e")

@@ -108,7 +108,7 @@ async def test_an_answer_that_closing_cuts_off_is_not_the_models_fault() -> None
 
 @pytest.mark.anyio
 async def test_an_answer_that_is_cut_off_comes_with_the_error(model: Model) -> None:
-    with pytest.raises(ConstraintError, match="cut off") as raised:
+    with pytest.raises(ConstraintError, match=r"cut off after 3 tokens \(length\): allow more") as raised:
         await model.generate_structured(ASKED.with_sampling(SamplingParams(temperature=0.0, max_len=3)), Point)
     partial = raised.value.partial_response
     assert partial is not None
@@ -238,6 +238,23 @@ async def test_types_without_a_schema_are_refused_by_name(type_: Any) -> None:
     async with fake_model("{}") as model:
         with pytest.raises(ConstraintError, match="has no JSON schema"):
             await model.generate_structured(ASKED, type_)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("type_", "told"),
+    [
+        (complex, r"^type_ = complex has no JSON schema: complex is not one of int, .* TypedDicts of these$"),
+        (list[complex], r"^type_ = list has no JSON schema: list\[complex\]: complex is not one of .*of these$"),
+        (list[Order], "Order is not one of .*; generate_structured takes pydantic models as a whole, RootModels"),
+    ],
+)
+async def test_a_type_without_a_schema_is_named_once(type_: Any, told: str) -> None:
+    async with fake_model("{}") as model:
+        with pytest.raises(ConstraintError, match=told) as raised:
+            await model.generate_structured(ASKED, type_)
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
 
 
 @pytest.mark.anyio

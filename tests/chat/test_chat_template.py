@@ -429,6 +429,11 @@ def test_a_users_template_that_cannot_be_had(tmp_path: Path, name: str, content:
         read_template(path)
 
 
+def test_a_text_without_jinja_is_no_template() -> None:
+    with pytest.raises(CheckpointError, match=r"^'chatml' is neither a file nor a chat template"):
+        read_template("chatml")
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_developer_is_the_system_of_a_template_that_knows_none(name: str) -> None:
     template = ChatTemplate(TEMPLATES[name], TOKENS)

@@ -234,7 +234,9 @@ def test_a_pool_that_is_too_small_is_said(model: Path, monkeypatch: pytest.Monke
         (("--replicas", "0"), 2, "--replicas"),
         (("-m", "x"), 2, "MODEL and --model-id exclude each other"),
         (("--arch", "phi3"), 2, "the model is of the family llama, not phi3"),
-        (("--prompt-len", "9999"), 1, "9999"),
+        (("--prompt-len", "9999"), 2, "for --prompt-len: 9999 tokens and one of an answer do not fit"),
+        (("--depth", "9999"), 2, "for --depth: a prompt of 9999 tokens and a text of 4 do not fit"),
+        (("--gen-len", "9999"), 2, "for --gen-len: a prompt of 8 tokens and a text of 9999 do not fit"),
     ],
 )
 def test_what_cannot_be_is_said(model: Path, arguments: tuple[str, ...], code: int, expected: str) -> None:

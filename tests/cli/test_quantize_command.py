@@ -66,8 +66,10 @@ def test_what_cannot_be_is_said(flags: tuple[str, ...], expected: str, source: P
 def test_a_target_that_exists(source: Path, tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_text("mine")
     code, said = quantize(source, tmp_path / "m.gguf")
-    assert (code, "a path where nothing is yet" in said) == (1, True)
+    assert (code, "for TARGET:" in said, "a path where nothing is yet" in said) == (2, True, True), said
     assert (tmp_path / "m.gguf").read_text() == "mine"
+    code, said = quantize(source, tmp_path / "no" / "m.gguf")
+    assert (code, "for TARGET:" in said, "a path in a directory that exists" in said) == (2, True, True), said
 
 
 def test_importance_is_collected_or_read(source: Path, tmp_path: Path) -> None:

@@ -132,6 +132,24 @@ def test_a_number_without_a_fraction_is_an_integer(serve: Any) -> None:
     assert "expected an integer" in serve('{"max_seqs": 8.5}', code=2)
 
 
+@pytest.mark.parametrize(
+    ("content", "arguments", "found"),
+    [
+        (None, [], None),
+        (None, ["--ranking-tokens", "yes,no"], ("yes", "no")),
+        (None, ["--ranking-tokens", "yes"], ("yes", None)),
+        (None, ["--ranking-tokens", " yes, no,"], (" yes", " no,")),
+        ({"ranking_tokens": ["yes", "no"]}, [], ("yes", "no")),
+        ({"ranking_tokens": [","]}, [], (",", None)),
+        ({"ranking_tokens": ["yes", "no"]}, ["--ranking-tokens", "1,0"], ("1", "0")),
+        ({"ranking_tokens": ["yes", "no"], "draft_model": "small"}, [], ("yes", "no")),
+    ],
+)
+def test_the_answers_of_a_model_that_ranks(serve: Any, content: object, arguments: list[str], found: object) -> None:
+    builder, _ = serve(content, "-m", "a", *arguments)
+    assert getattr(builder, "target_builder", builder).settings.ranking_tokens == found
+
+
 def test_an_empty_file_is_as_no_options(serve: Any) -> None:
     builder, settings = serve({})
     assert builder.source.location.endswith(".gguf")
@@ -186,6 +204,9 @@ def test_the_command_line_counts_before_what_a_file_says_in_other_words(
         ({"calibration_file": ""}, "--calibration-file: '' is not allowed: expected a path"),
         ({"topology": ""}, "--topology: '' is not allowed: expected a path"),
         ({"name": ""}, "--served-model-name: expected a name"),
+        ({"ranking_tokens": []}, "ranking_tokens"),
+        ({"ranking_tokens": ["yes", "no", "perhaps"]}, "ranking_tokens"),
+        ({"ranking_tokens": ["yes", "yes"]}, "--ranking-tokens: 'yes' is not allowed"),
         ({"models": [{"model": "a"}, {"model": "b", "name": ""}]}, "--served-model-name: expected a name"),
     ],
 )
@@ -250,6 +271,8 @@ def test_several_models_of_a_command_line(serve: Any) -> None:
         ({"models": [{"server": {}}]}, [], "models[0].server"),
         ({"models": [{}, {}]}, ["-m", "a"], "--model-id and several models in --config exclude each other"),
         ({"models": [{}, {}]}, ["-t", "a"], "several models and --tok-model-id exclude each other"),
+        ({"models": [{}, {}], "ranking_tokens": ["a"]}, [], "they cannot share ranking_tokens"),
+        (None, ["-m", "a", "-m", "b", "--ranking-tokens", "c"], "several models and --ranking-tokens exclude"),
         (None, ["-m", "a", "-m", "b", "--adapter", "c"], "several models and --adapter exclude each other"),
         (None, ["-m", "a", "-m", "b", "--served-model-name", "c"], "expected a name for each of 2 models"),
         (None, ["--served-model-name", "c", "--served-model-name", "d"], "expected a name for each of 1 models"),

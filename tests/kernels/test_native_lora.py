@@ -25,9 +25,9 @@ GEMMA = Parts(head_norms=True, output_norms=True, gelu=True)
 # The matrices of a projection's product, by their rows within it, and the number of the first of them.
 PRODUCTS = {
     "qkv": (0, [slice(0, WIDTHS[0]), slice(WIDTHS[0], sum(WIDTHS[:2])), slice(sum(WIDTHS[:2]), sum(WIDTHS))]),
-    "output": (3, [slice(0, HIDDEN)]),
-    "gate_up": (4, [slice(0, INNER), slice(INNER, 2 * INNER)]),
-    "down": (6, [slice(0, HIDDEN)]),
+    "output": (4, [slice(0, HIDDEN)]),
+    "gate_up": (5, [slice(0, INNER), slice(INNER, 2 * INNER)]),
+    "down": (7, [slice(0, HIDDEN)]),
 }
 COLS = {"qkv": HIDDEN, "output": WIDTHS[0], "gate_up": HIDDEN, "down": INNER}
 
@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ConfigError):
             texts.run(decoder, adapters)
-    weights = adapter.layers[0][3]
+    weights = adapter.layers[0][4]
     crooked = evolve(weights, parts=(LoraPart(slice(0, 8), slice(0, 4), weights.parts[0].up[:, :8]),))
     with pytest.raises(ConfigError):
-        NativeLora([{3: crooked}])
+        NativeLora([{4: crooked}])

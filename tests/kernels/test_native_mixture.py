@@ -140,7 +140,7 @@ class Mixture:
         out = quantize_activations(inner) @ down.T
         if own.mlp_gate is not None:
             out = out * (normed(rows.double(), self.norm) @ own.mlp_gate.double()).sigmoid()[:, None]
-        return out if own.mlp_norm is None else normed(out, own.mlp_norm)
+        return out if own.dense_output_norm is None else normed(out, own.dense_output_norm)
 
     def spoil(self, experts: Iterable[int]) -> None:
         """Fill all experts with NaN."""
@@ -249,7 +249,7 @@ def test_norms_of_what_is_beside_each_other() -> None:
     """As in Gemma 4."""
     mixture = Mixture()
     mixture.put_beside_mlp()
-    names = ("router_norm", "input_norm", "output_norm", "mlp_norm")
+    names = ("router_norm", "input_norm", "output_norm", "dense_output_norm")
     mixture.change(**{name: mixture.vector() for name in names})
     rows = mixture.rows(7)
     assert_near(mixture, rows, mixture.run(rows))

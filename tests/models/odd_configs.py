@@ -178,6 +178,7 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "granite": (_GRANITE, _GRANITES),
     "seed_oss": ({}, {"attention_out_bias": [True, False]}),
     "arcee": ({}, {}),
+    "apertus": ({}, {"hidden_act": ["xielu", *_ACTIVATIONS]}),
     "smollm3": (
         {"no_rope_layer_interval": 2, "sliding_window": 8},
         {"use_sliding_window": [True, False], "no_rope_layers": [[0, 1, 1], [1, 0], None]},
@@ -223,6 +224,27 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
             "sliding_window_pattern": [3, 1],
             "mlp_layer_types": [["sparse", "dense", "sparse"], ["sparse"], None],
             "num_shared_experts": [1],
+        },
+    ),
+    "afmoe": (
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "num_shared_experts": 2,
+            "sliding_window": 8,
+            "global_attn_every_n_layers": 2,
+        },
+        _MOE
+        | _GROUPS
+        | {
+            "global_attn_every_n_layers": [3, 1],
+            "num_dense_layers": [0, 2, 3],
+            "num_shared_experts": [1],
+            "route_scale": [2.0, 0.5],
+            "mup_enabled": [True],
+            "score_func": ["sigmoid", "softmax"],
+            "route_norm": [True, False],
         },
     ),
     "minimax_m2": (
@@ -509,7 +531,7 @@ def reference_of(config: dict[str, Any], directory: Path) -> PreTrainedModel:
             if name.endswith("layer_scalar"):  # ones, otherwise
                 buffer.uniform_(0.7, 1.3)
         for name, tensor in model.state_dict().items():
-            if name.endswith(("correction_bias", "expert_bias")):  # zeros, which choose no other expert
+            if name.endswith(("correction_bias", "expert_bias", "router.gate.weight")):  # zeros, which choose no other
                 tensor.copy_(torch.randn_like(tensor) * 0.2)
     built: PreTrainedModel = model.float().eval()
     return built

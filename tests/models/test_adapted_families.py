@@ -47,8 +47,8 @@ _SHAPE: Final[dict[str, Any]] = {
     "rope_theta": 10_000.0,
 }
 # No norm before either half; layer norms and an MLP without a gate; attention and MLP side by side; a factor on what
-# layers add; queries, keys and values in groups of rows; shared experts, as two matrices and as one; keys that are
-# values, too.
+# layers add; queries, keys and values in groups of rows; an activation with numbers of its own; gates of attention;
+# shared experts, as two matrices and as one; keys that are values, too.
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "olmo2": {},
     "starcoder2": {},
@@ -57,6 +57,15 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
     "bloom": {},
     "codegen": {"rotary_dim": 8, "n_inner": 96},
+    "apertus": {},
+    "afmoe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "num_shared_experts": 1,
+        "sliding_window": 16,
+        "global_attn_every_n_layers": 2,
+    },
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
     "granitemoeshared": {"num_local_experts": 4, "shared_intermediate_size": 48, "attention_multiplier": 0.25},
     "gemma4_text": {

@@ -42,6 +42,7 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
     "qwen2_moe": {"moe_intermediate_size": 160, "shared_expert_intermediate_size": 160},
     "qwen3_moe": {"moe_intermediate_size": 160},
     "glm4_moe": {"moe_intermediate_size": 160},
+    "afmoe": {"moe_intermediate_size": 160},
     "granitemoeshared": {"shared_intermediate_size": 160},
 }
 PROMPT: Final = [3, 17, 8, 90, 41, 41, 5, 22, 63, 12, 3, 8, 77, 30, 2, 9]
@@ -70,10 +71,10 @@ FORMS: Final = {
 }
 # Each is one native call. GPT-OSS has biases and clamped factors; Qwen2, GLM and Granite have experts for all tokens,
 # and Phi's experts are weighed apart.
-MIXTURES: Final = ("mixtral", "qwen3_moe", "gpt_oss", "qwen2_moe", "phimoe", "glm4_moe", "granitemoeshared")
+MIXTURES: Final = ("mixtral", "qwen3_moe", "gpt_oss", "qwen2_moe", "phimoe", "glm4_moe", "granitemoeshared", "afmoe")
 SHORT: Final = (
     *(("mixtral", "Q8_0"), ("mixtral", "bfloat16"), ("gpt_oss", "Q8_0"), ("gpt_oss", "torch")),
-    *(("qwen2_moe", "Q8_0"), ("phimoe", "torch"), ("glm4_moe", "bfloat16")),
+    *(("qwen2_moe", "Q8_0"), ("phimoe", "torch"), ("glm4_moe", "bfloat16"), ("afmoe", "Q8_0")),
 )
 
 

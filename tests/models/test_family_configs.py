@@ -306,6 +306,24 @@ def test_a_section_may_leave_out_what_transformers_fills_in(model_type: str) -> 
     assert family.read_section(ConfigFields({"model_type": model_type, **section})) == read_config(whole)
 
 
+def test_apertus_scales_positions_unless_its_config_says_otherwise() -> None:
+    """As in the released models, which state it in the older form, and in transformers' class, which ignores a base of
+    frequencies that stands alone.
+    """
+    config = LLAMA | {"model_type": "apertus", "architectures": ["ApertusForCausalLM"], "hidden_act": "xielu"}
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    released = {"rope_theta": 12_000_000, "rope_scaling": {**scaling, "rope_type": "llama3", "type": "llama3"}}
+    others = {"qk_norm": True, "post_norm": False, "mlp_bias": False, "attention_bias": False, "hidden_dropout": 0.0}
+    found = read_config(config | released | others)
+    assert (found.activation, found.gated_mlp, found.qk_norm) == (Activation.XIELU, False, True)
+    assert (found.ropes[0].kind, found.ropes[0].theta) == (RopeKind.LLAMA3, 12_000_000)
+    assert read_config(config) == read_config(config | {"rope_theta": 500.0}) == found
+    plain = read_config(config | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}).ropes[0]
+    assert (plain.kind, plain.theta) == (RopeKind.DEFAULT, 500.0)
+    with pytest.raises(CheckpointError, match="hidden_act = 'xielu'"):  # whose layers would have numbers of their own
+        read(hidden_act="xielu")
+
+
 def test_ministral3_within_mistral3() -> None:
     """As the released models have it: queries grow with their position, and embeddings may be tied."""
     text = {"model_type": "ministral3", **{key: LLAMA[key] for key in ("vocab_size", "hidden_size")}}

@@ -28,7 +28,7 @@ PROMPT = [3, 17, 8, 90, 41, 41, 5, 22, 63, 12, 3, 8]
 # Norms, biases, windows, mixtures, parallel branches, rows in groups, and what the ranks' norms have to add up.
 SHORT = (
     *("llama", "qwen2_moe", "gpt_oss", "codegen", "bloom", "olmo2", "cohere", "phimoe", "falcon", "mixtral"),
-    *("glm4_moe", "granitemoeshared"),
+    *("glm4_moe", "granitemoeshared", "afmoe"),
 )
 
 SHAPE = {

@@ -27,6 +27,8 @@ from paged_sdk.models.family import read_config
 from paged_sdk.models.loading import load_model
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.weights import write_gguf
+from paged_sdk.weights.gguf.layer_numbers import number_weights
+from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.gguf.source import GgufSource
 from tiny_vision import VISION_FAMILIES, make_vision_checkpoint
 
@@ -231,6 +233,10 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | str | list[
     "seed_oss": ({"model_type": "seed_oss"}, {}),
     "smollm3": ({"model_type": "smollm3"}, {}),
     "arcee": ({"model_type": "arcee"}, {}),
+    "apertus": (
+        {"model_type": "apertus", "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+        {},
+    ),
     "olmo2": ({"model_type": "olmo2"}, {}),
     "olmo2 with windows": (
         {"model_type": "olmo3", "sliding_window": 16, "rope_theta": 500_000.0},
@@ -286,6 +292,22 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | str | list[
             "sliding_window": 16,
         },
         {**_GROUPED_KEYS, "attention.sliding_window": 16, "attention.sliding_window_pattern": [True] * 3 + [False]},
+    ),
+    "afmoe": (
+        {
+            "model_type": "afmoe",
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 2,
+            "route_scale": 1.5,
+            "sliding_window": 16,
+            "mup_enabled": True,
+        },
+        {
+            **{key: value for key, value in _GROUPED_KEYS.items() if "group" not in key and "gating" not in key},
+            "attention.sliding_window": 16,
+        },
     ),
     "minimax-m2": (
         {"model_type": "minimax_m2", "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
@@ -652,7 +674,11 @@ def write(
     number = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     heads_of: dict[str, list[torch.Tensor]] = {}
+    numbers: dict[str, list[float]] = {}
     for name, tensor in reference.state_dict().items():
+        if ".act_fn." in name:
+            numbers.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(tensor.item())
+            continue
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         own_stem = next((own for own in _GEMMA4_SCALES if name.endswith(f".{own}")), None)
@@ -732,6 +758,8 @@ def write(
             writer.add_tensor(stored, array)
     for own_name, tensor in others.items():
         writer.add_tensor(own_name, tensor.numpy())
+    for key, of_layers in numbers.items():
+        writer.add_array(key, of_layers)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -838,6 +866,21 @@ def test_other_shapes_are_refused(architecture: str, own: dict[str, float], told
         GgufSource(path)
 
 
+@pytest.mark.parametrize("numbers", [None, [0.5], [0.1] * 5, [0.1, 0.2, 0.3, "0.4"], True, [0.1, 0.2, 0.3, True]])
+def test_numbers_of_layers_are_as_many_as_layers(numbers: object, tmp_path: Path) -> None:
+    metadata = {key: [0.5] * 4 for key in ARCHITECTURES["apertus"].layer_numbers} | {"xielu.alpha_n": numbers}
+    with pytest.raises(CheckpointError, match=r"metadata xielu\.alpha_n is .*: expected a number for each of 4 layers"):
+        dict(number_weights(ARCHITECTURES["apertus"], metadata, 4, tmp_path))
+
+
+def test_one_number_is_that_of_all_layers(tmp_path: Path) -> None:
+    metadata = {"xielu.alpha_p": 0.5, "xielu.alpha_n": [0.1, 0.2], "xielu.beta": 1, "xielu.eps": -1e-6}
+    found = dict(number_weights(ARCHITECTURES["apertus"], metadata, 2, tmp_path))
+    assert [found[f"model.layers.{layer}.mlp.act_fn.alpha_p"].number for layer in range(2)] == [0.5, 0.5]
+    assert found["model.layers.1.mlp.act_fn.alpha_n"].number == 0.2
+    assert found["model.layers.0.mlp.act_fn.beta"].shape == ()
+
+
 def test_groups_of_experts_of_a_softmax_are_scored_as_in_llama_cpp(tmp_path: Path) -> None:
     """By their two largest weights, where transformers' class takes the largest."""
     config, usual = FAMILIES["deepseek2 with a softmax"]
@@ -891,6 +934,7 @@ def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) 
         FAMILIES["lfm2moe"][0] | {"routed_scaling_factor": 1.5},
         FAMILIES["lfm2moe"][0] | {"norm_topk_prob": False},
         FAMILIES["lfm2moe"][0] | {"use_expert_bias": False},
+        FAMILIES["apertus"][0] | {"hidden_act": "relu2"},
         FAMILIES["glm4moe"][0] | {"n_shared_experts": 0},
         FAMILIES["deepseek2"][0] | {"q_lora_rank": None},
         FAMILIES["deepseek2"][0] | {"rope_interleave": False},
@@ -901,6 +945,9 @@ def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) 
         | {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"},
         FAMILIES["dots1"][0] | {"sliding_window": 16, "max_window_layers": 1},
         FAMILIES["dots1"][0] | {"attention_bias": True},
+        FAMILIES["afmoe"][0] | {"attention_bias": True},
+        FAMILIES["afmoe"][0] | {"mup_enabled": False},
+        FAMILIES["afmoe"][0] | {"global_attn_every_n_layers": 2},
         FAMILIES["ernie4_5-moe"][0] | {"moe_layer_end_index": 2},
         FAMILIES["ernie4_5-moe"][0] | {"moe_norm_min": 0.3},
         FAMILIES["ernie4_5-moe"][0] | {"use_bias": True},
@@ -948,6 +995,7 @@ def test_what_llama_cpp_does_not_compute_is_not_written(config: dict[str, Any], 
             "granitehybrid with experts",
             "granitemoe with a shared expert",
             "mistral3",
+            "apertus",
             "falcon-h1 with norms",
             "nemotron_h_moe with latent vectors",
         ),

@@ -28,6 +28,7 @@ _LLAMA3: Final = {
     "original_max_position_embeddings": 64,
 }
 _OWN: Final[dict[str, dict[str, Any]]] = {
+    "apertus": {"rope_parameters": _LLAMA3, "attention_bias": True},
     "exaone4": {"rope_scaling": _LLAMA3},
     "exaone-moe": {
         "rope_scaling": _LLAMA3,

@@ -22,6 +22,7 @@ from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.errors import CheckpointError
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.fusible import why_not_fused
@@ -65,6 +66,13 @@ _YARN: Final = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+_LLAMA3: Final = {
+    "rope_type": "llama3",
+    "rope_theta": 12_000_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 _LATENT: Final = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
@@ -79,6 +87,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "granite": _GRANITE,
     "seed_oss": {},
     "arcee": {},
+    "apertus": {"rope_parameters": {**_LLAMA3, "original_max_position_embeddings": 32}, "attention_bias": True},
     "smollm3": {"sliding_window": 24, "use_sliding_window": True, "no_rope_layer_interval": 3},
     "olmo2": {},
     "olmo3": {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
@@ -153,6 +162,17 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "topk_group": 2,
         "sliding_window": 24,
         "sliding_window_pattern": 3,
+    },
+    "afmoe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "num_shared_experts": 2,
+        "route_scale": 1.5,
+        "sliding_window": 24,
+        "global_attn_every_n_layers": 3,
+        "mup_enabled": True,
+        "attention_bias": True,
     },
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
     "ernie4_5_moe": {
@@ -240,6 +260,19 @@ def test_quantized_weights_and_keys(family: str) -> None:
     assert 0 < _error(own, expected) < 0.15
 
 
+def test_an_activation_has_its_constants_without_a_tensor() -> None:
+    """A checkpoint may leave out what is not learned."""
+    reference, model = models("apertus")
+    tensors = {name: each for name, each in reference.state_dict().items() if not name.endswith((".beta", ".eps"))}
+    own = load_model(reference.config.to_dict(), DictSource(tensors), dtype=torch.float32, placement=CPU)
+    (expected,), (found,) = (logits(each, contiguous(each), [(PROMPT, 0, [0])]) for each in (model, own))
+    torch.testing.assert_close(found, expected)
+    for name, wrong in (("alpha_p", torch.ones(2)), ("alpha_n", torch.ones(96)), ("beta", torch.ones(2))):
+        changed = reference.state_dict() | {f"model.layers.1.mlp.act_fn.{name}": wrong}
+        with pytest.raises(CheckpointError, match=rf"layers\.1\.mlp\.act_fn\.{name}"):
+            load_model(reference.config.to_dict(), DictSource(changed), dtype=torch.float32, placement=CPU)
+
+
 def _error(own: Tensor, expected: Tensor) -> float:
     """Return the median over rows of the relative squared error."""
     return float(((own - expected).square().mean(-1) / expected.square().mean(-1)).median())
@@ -264,7 +297,7 @@ def test_fused_layers(family: str) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", "granitemoeshared", "gemma4 26B"])
+@pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", "granitemoeshared", "gemma4 26B", "afmoe"])
 def test_experts_beside_quantized_mlps_depend_on_no_chunks(family: str) -> None:
     """Bit by bit: tokens of a prompt are multiplied by the form of the shared experts' weights for many rows."""
     packed = ours(models(family)[0], policy=WeightPolicy(isq=IsqType.Q8_0, workspace=workspace(num_threads=2)))

@@ -39,8 +39,8 @@ def decoded(dense: Path, values: Mapping[str, Tensor]) -> Path:
 @pytest.mark.parametrize(
     ("name", "model_type"),
     [
-        *((name, "apertus") for name in SHORT),
-        *(pytest.param(name, "apertus", marks=pytest.mark.long) for name in WRITERS if name not in SHORT),
+        *((name, "jais2") for name in SHORT),
+        *(pytest.param(name, "jais2", marks=pytest.mark.long) for name in WRITERS if name not in SHORT),
         ("gptq", "solar_open"),
         pytest.param("compressed-tensors fp8", "solar_open", marks=pytest.mark.long),
     ],

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from attrs import evolve
 
-from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.decoder import AttentionGate, DecoderConfig
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.errors import CheckpointError
 from paged_sdk.models.family import read_config
@@ -106,6 +106,16 @@ RELEASED: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         | {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0},
         {"layers": 45, "experts": (128, 8, 1408, 1408)} | _SIGMOIDS,
     ),
+    "Trinity-Mini": (
+        sizes(2048, 6144, 32, 32, 4, 200_192)
+        | {"model_type": "afmoe", "architectures": ["AfmoeForCausalLM"], "head_dim": 128, "mup_enabled": True}
+        | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "num_shared_experts": 1}
+        | {"num_dense_layers": 2, "n_group": 1, "topk_group": 1, "num_expert_groups": 1, "num_limited_groups": 1}
+        | {"route_norm": True, "route_scale": 2.826, "score_func": "sigmoid", "load_balance_coeff": 0.001}
+        | {"layer_types": [*["sliding_attention"] * 3, "full_attention"] * 8, "sliding_window": 2048}
+        | {"global_attn_every_n_layers": 4, "rope_theta": 10_000, "rope_scaling": None, "use_grouped_mm": True},
+        {"layers": 30, "experts": (128, 8, 1024, 1024), "routed_scale": 2.826} | _SIGMOIDS | {"float32_router": False},
+    ),
     "MiniMax-M2": (
         sizes(3072, 1536, 62, 48, 8, 200_064)
         | {"model_type": "minimax_m2", "architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 128, "rotary_dim": 64}
@@ -162,12 +172,16 @@ def test_experts_are_read_as_they_were_trained(name: str) -> None:
 def test_what_else_they_have() -> None:
     shapes: dict[str, DecoderConfig] = {name: read_config(config) for name, (config, _) in RELEASED.items()}
     assert {name for name, shape in shapes.items() if shape.qk_norm} == {
-        *("dots.llm1", "K-EXAONE", "MiniMax-M2", "Hunyuan-A13B")
+        *("dots.llm1", "K-EXAONE", "MiniMax-M2", "Hunyuan-A13B", "Trinity-Mini")
     }
     assert {name for name, shape in shapes.items() if shape.ropes[0].rotary_dim < shape.head_dim} == {
         *("DeepSeek-V3", "DeepSeek-V2-Lite", "GLM-4.5-Air", "MiniMax-M2")
     }
     assert set(shapes["K-EXAONE"].sliding_windows) == {128, None}
+    trinity = shapes["Trinity-Mini"]
+    assert trinity.sliding_windows == (2048, 2048, 2048, None) * 8
+    assert [rope.rotates for rope in trinity.ropes] == [True, True, True, False] * 8
+    assert (trinity.embedding_scale, trinity.attention_gate) == (2048**0.5, AttentionGate.APART)
     assert shapes["Hunyuan-A13B"].ropes[0].theta == pytest.approx(11_158_840, rel=1e-6)
     assert shapes["Granite-3.1-1B-A400M"].logit_scale == 1 / 6
 
@@ -178,3 +192,13 @@ def test_what_else_they_have() -> None:
 def test_scores_of_another_kind_are_refused(name: str, scoring: str) -> None:
     with pytest.raises(CheckpointError, match=f"scoring_func = '{scoring}': expected"):
         read_config(RELEASED[name][0] | {"scoring_func": scoring})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("score_func", "softmax"), ("route_norm", False), *((key, 2) for key in ("n_group", "num_expert_groups"))],
+)
+def test_another_choice_of_trinitys_experts_is_refused(key: str, value: object) -> None:
+    """That transformers' class does not read: it would compute another model."""
+    with pytest.raises(CheckpointError, match=f"{key} = .*: expected"):
+        read_config(RELEASED["Trinity-Mini"][0] | {key: value})

@@ -318,6 +318,39 @@ void compare_routing(Levels& levels) {
   }
 }
 
+// Tokens drawn from rows of logits. Weights are rounded otherwise on other levels, which may change a token now and then;
+// not one of these, whose numbers are not so near to the edge of a token's share.
+void compare_draws(Levels& levels) {
+  Random random(9);
+  constexpr int kVocab = 1000, kDraws = 40;
+  const std::vector<float> logits = random.normal(kVocab);
+  const paged_draw_settings every[] = {{0, 0.0, 1.0, 0.0, kVocab}, {0, 0.7, 1.0, 0.0, kVocab}, {0, 1.5, 1.0, 0.1, kVocab},
+                                       {0, 1.0, 1.0, 0.0, 30},     {0, 0.4, 0.8, 0.0, kVocab}, {0, 1.0, 0.9, 0.2, 50}};
+  for (const paged_draw_settings& settings : every) {
+    levels.compare(of("draw", static_cast<int32_t>(settings.top_k), static_cast<int>(10 * settings.top_p)), {0.0},
+                   [&](const Run& run) {
+                     const int64_t first_draws[] = {0, kDraws};
+                     std::vector<int64_t> streams(kDraws), positions(kDraws), proposed(kDraws, 7), tokens(kDraws);
+                     for (int i = 0; i < kDraws; ++i) streams[i] = i % 3, positions[i] = i;
+                     paged_draw_args args{};
+                     args.logits = logits.data();
+                     args.settings = &settings;
+                     args.first_draws = first_draws;
+                     args.streams = streams.data();
+                     args.positions = positions.data();
+                     args.proposed = proposed.data();
+                     args.tokens = tokens.data();
+                     args.workspace = run.workspace;
+                     args.stride = kVocab;
+                     args.num_rows = 1;
+                     args.vocab_size = kVocab;
+                     args.num_threads = 1;
+                     run.done(paged_draw(run.level, &args));
+                     return std::vector<float>(tokens.begin(), tokens.end());
+                   });
+  }
+}
+
 // Two layers, optionally `normed` after each part and in each head, and then with an MLP beside experts, if there are
 // any: a prompt and a decode, or a decode alone.
 void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_dtype, const Bound& bound, bool experts,
@@ -492,6 +525,7 @@ void compare_all(Levels& levels) {
     for (const int cols : {201, 256}) compare_linear(levels, format, cols, {kSums, format == PAGED_DENSE_BFLOAT16});
   compare_attention(levels);
   compare_routing(levels);
+  compare_draws(levels);
   compare_recurrent(levels);
   for (const int32_t format : {int32_t{PAGED_Q4_K}, kInHadamard + PAGED_Q4_K}) compare_layers(levels, format);
   compare_layers(levels, grouped(PAGED_GROUPED_4, 128));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -12,6 +13,7 @@ from attrs import evolve
 from rows import make_grammar, make_request, make_row
 
 from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.kernels.native.library import why_not
 from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.sampling.constraint import Constraints
 from paged_sdk.sampling.processors import default_processors
@@ -43,6 +45,17 @@ PLACES: Final = {
     "between others": {3: 2.0, 11: 2.5, 5: 1.5, 12: 1.0, 7: 1.0, 13: 3.0, 21: 1.0},
     "unlikely": {11: 6.0, 12: 5.0, 13: 4.0, 3: 1.0, 25: 0.5},
 }
+
+
+@pytest.fixture(scope="module", autouse=True, params=["native", "torch"])
+def how_tokens_are_drawn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Draw the tokens of every test natively, and once more by torch."""
+    if request.param == "native" and why_not() is not None:
+        pytest.skip(why_not() or "")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr("paged_sdk.sampling.token_draw.load", lambda: None)
+        yield
 
 
 def make_sampler(*, prepare_all_masks: bool) -> Sampler:
@@ -146,4 +159,4 @@ def test_nothing_is_proposed_to_a_row_without_a_finite_maximum(monkeypatch: pyte
     logits = torch.arange(len(TOKENS), dtype=torch.float32)[None]
     logits[0, 11] = torch.inf
     monkeypatch.setattr("paged_sdk.sampling.proposals.argmax", lambda logits: np.array([NOT_DRAWN]))
-    assert not Proposals(logits, rows, sampler._processors[-1], changes).taken
+    assert not Proposals(logits, rows, sampler._processors[-1], changes, sampler._token_draw).taken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from paged_sdk.config.sampling import DryParams, SamplingParams
+from paged_sdk.kernels.native.library import why_not
 from paged_sdk.sampling.logprobs import LogprobTable
 from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
@@ -33,6 +34,17 @@ from paged_sdk.sampling.row import SampleRow
 from paged_sdk.sampling.sampler import SampledRows, Sampler
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True, params=["native", "torch"])
+def how_tokens_are_drawn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Draw the tokens of every test natively, and once more by torch."""
+    if request.param == "native" and why_not() is not None:
+        pytest.skip(why_not() or "")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr("paged_sdk.sampling.token_draw.load", lambda: None)
+        yield
 
 
 def make_sampler(vocab_size: int) -> Sampler:

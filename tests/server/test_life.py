@@ -456,6 +456,9 @@ def test_a_port_in_use_is_one_line(tiny_checkpoint: Path) -> None:
         (["--adapter-folder", "no/such/folder"], "--adapter-folder"),
         (["--adapter-folder", ""], "--adapter-folder"),
         (["--max-queue", "0"], "--max-queue"),
+        (["--ranking-tokens", "a,a"], "--ranking-tokens"),
+        (["--ranking-tokens", "a,not one token"], "--ranking-tokens"),
+        (["--ranking-tokens", "a,e"], "--ranking-tokens"),  # the chat template has no role for documents
     ],
 )
 def test_settings_that_cannot_be_used(tiny_checkpoint: Path, arguments: list[str], said: str) -> None:

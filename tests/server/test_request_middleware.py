@@ -157,6 +157,9 @@ def test_other_types_are_415(served: Serving) -> None:
 
 def test_what_is_not_there_is_404(served: Serving) -> None:
     assert served.http.get("/v1/nothing").json()["error"]["message"] == "there is nothing at /v1/nothing"
+    for path in ("/chat/completions", "/v1/v1/chat/completions"):  # a base address without /v1, or with two
+        said = served.http.post(path, json={}).json()["error"]["message"]
+        assert said == f"there is nothing at {path}: is /v1/chat/completions meant?"
     assert served.http.get("/v1/chat/completions").status_code == 405
     assert served.post(model="other").json()["error"]["code"] == "model_not_found"
 

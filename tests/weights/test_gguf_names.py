@@ -53,6 +53,8 @@ def test_names_are_the_converters(name: str) -> None:
         theirs = names.get_name(original, try_suffixes=(".weight", ".bias"))
         assert theirs == (None if kind == "scale" else f"blk.2.{own}")
         assert architecture.hugging_face_name(f"blk.2.{stem}.other") is None
+    for key, (own, _) in architecture.layer_numbers.items():
+        assert getattr(gguf.Keys.xIELU, own.rpartition(".")[2].upper()) == key
     for whole, stems in architecture.joined.items():
         found = f"{architecture.body}{architecture.layers}.2.{whole}.weight"
         assert architecture.joined_names(found) == tuple(f"blk.2.{stem}.weight" for stem in stems)

@@ -24,7 +24,7 @@ from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bo
 from paged_sdk.runner.device import is_lack_of_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.live_compilations import LiveCompilations
-from paged_sdk.runner.lockstep import LockstepModel, recorded_alike
+from paged_sdk.runner.lockstep import LockstepModel, all_or_none, recorded_alike
 from paged_sdk.runner.mixed_graphs import MixedGraphs, token_counts
 from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.runner.recordable_layers import RecordableLayers
@@ -96,8 +96,8 @@ def make_device_decoding(
 
         # The steps with the most tokens first: the others fit into their memory.
         with torch.inference_mode():
-            mixed = _recorded("steps with prompts", "tokens", record_mixed, visible=visible)
-            graphs = _recorded("decode steps", "rows", record_decodes, visible=visible)
+            mixed = _recorded("steps with prompts", "tokens", record_mixed, visible=visible, group=group)
+            graphs = _recorded("decode steps", "rows", record_decodes, visible=visible, group=group)
     sampler = DeviceSampler(processors, config.max_num_seqs, vocab_size, placement.head)
     path = DeviceDecoding(sampler, overlap, graphs, mixed, slots)
     with torch.inference_mode():
@@ -174,15 +174,18 @@ def compile_steps(
     _log.info("Kernels compiled and tried in %d steps, in %.1f s.", len(steps), time.monotonic() - start)
 
 
-def _recorded(which: str, unit: str, make: Callable[[OnProgress], GraphsT], *, visible: bool) -> GraphsT | None:
+def _recorded(
+    which: str, unit: str, make: Callable[[OnProgress], GraphsT], *, visible: bool, group: Group | None = None
+) -> GraphsT | None:
     """Record steps, check them, and log the result. Return None if they cannot be recorded, and log why.
 
     :param which: name of this kind of steps
     :param unit: what the size of a step counts
+    :raises EngineError: some ranks can record steps that others cannot
     """
     start = time.monotonic()
     try:
-        with LoadingBar(f"Recording {which}", visible=visible) as bar:
+        with LoadingBar(f"Recording {which}", visible=visible) as bar, all_or_none(group):
             graphs = make(bar.update)
             graphs.check()
     except launch_errors() as error:

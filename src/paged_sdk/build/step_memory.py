@@ -20,7 +20,7 @@ from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
 from paged_sdk.runner.cuda_graph import CudaGraphRecorder
 from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
 from paged_sdk.runner.device import device_memory, is_lack_of_memory, return_cached_memory
-from paged_sdk.runner.lockstep import LockstepModel, recorded_alike
+from paged_sdk.runner.lockstep import LockstepModel, all_or_none, recorded_alike
 from paged_sdk.runner.mixed_graphs import MixedGraphs, token_counts
 from paged_sdk.runner.prompt_logprobs import LOGITS_TILE
 from paged_sdk.runner.recordable_layers import RecordableLayers
@@ -147,12 +147,10 @@ def _recorded_bytes_on(
     # Two sets of logits: in the steps' results, and in the recordings' memory.
     num_graphs, floor = _num_graphs(config), 2 * config.max_num_seqs * vocab_size * torch.float32.itemsize
     floor += num_graphs * _LEAST_PER_GRAPH
-    record: Record = CudaGraphRecorder(device, is_trial=True)
-    if group is not None:
-        record = recorded_alike(record, group)
+    record = CudaGraphRecorder(device, is_trial=True)
     try:
-        with torch.inference_mode():
-            measured = recorded_bytes(model, storage, config, record=record, free=free)
+        with torch.inference_mode(), all_or_none(group):
+            measured = recorded_bytes(model, storage, config, record=record, free=free, group=group)
     except launch_errors() as error:  # not even the steps' results fit
         clear_frames(error)
         measured = 0
@@ -161,7 +159,13 @@ def _recorded_bytes_on(
 
 
 def recorded_bytes(
-    model: CausalModel, storage: KvStorage, config: EngineConfig, *, record: Record, free: Callable[[], int]
+    model: CausalModel,
+    storage: KvStorage,
+    config: EngineConfig,
+    *,
+    record: Record,
+    free: Callable[[], int],
+    group: Group | None = None,
 ) -> int:
     """Measure the bytes that recorded steps keep, by the device's free memory before and after recording.
 
@@ -169,8 +173,12 @@ def recorded_bytes(
     what each step takes besides. If the largest step of a kind cannot be recorded, that kind counts as 0.
 
     :param free: returns the free bytes of the device
+    :param group: the tensor-parallel ranks, all of which call this at the same time; None: one process
     :raises Exception: there is no memory for the steps' results, or for the small steps
+    :raises EngineError: some ranks can record steps that others cannot
     """
+    if group is not None:
+        record = recorded_alike(record, group)
     backend = storage.make(1)
     recordable = backend.decode_backend
     if recordable is None:
@@ -180,8 +188,8 @@ def recorded_bytes(
     overlap = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=model.device)
     layers = RecordableLayers(model, recordable, StepResults(overlap, max(counts[-1], sizes[-1])))
     before = free()
-    mixed = _if_possible(lambda: MixedGraphs(layers, counts=counts[-1:], bounds=longest, record=record))
-    decodes = _if_possible(lambda: DecodeGraphs(layers, sizes=sizes[-1:], bounds=longest, record=record))
+    mixed = _if_possible(lambda: MixedGraphs(layers, counts=counts[-1:], bounds=longest, record=record), group)
+    decodes = _if_possible(lambda: DecodeGraphs(layers, sizes=sizes[-1:], bounds=longest, record=record), group)
     for_largest = before - free()
     small: list[DecodeGraphs] | list[MixedGraphs]
     if decodes is not None:
@@ -197,10 +205,13 @@ def recorded_bytes(
     return for_largest + for_small * num_others // len(small)
 
 
-def _if_possible(record: Callable[[], _T]) -> _T | None:
-    """Record steps; None if that fails. The reason is not logged here but when the real steps are recorded."""
+def _if_possible(record: Callable[[], _T], group: Group | None) -> _T | None:
+    """Record steps; None if that fails on all ranks. The reason is not logged here but when the real steps are
+    recorded.
+    """
     try:
-        return record()
+        with all_or_none(group):
+            return record()
     except launch_errors() as error:
         clear_frames(error)
     return_cached_memory()  # memory of the failed recording must not count

@@ -66,7 +66,7 @@ def load_vision(
     if checkpoint.metadata is not None:
         raise CheckpointError(
             f"{path} is a GGUF file, whose image encoder is in a file of its own: give that too, "
-            "GgufModelBuilder(...).with_mmproj(...)",
+            "GgufModelBuilder(...).with_mmproj(...) (--mmproj)",
             path=path,
         )
     model_type = str(checkpoint.config.get("model_type"))

@@ -6,15 +6,14 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import TypeAlias, TypeVar
 
 from attrs import frozen
 
+from paged_sdk.calls.answer_texts import AnswerTexts
 from paged_sdk.calls.loaded_adapters import Adapters
 from paged_sdk.calls.preparation import RequestPreparer, in_thread
-from paged_sdk.calls.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
-from paged_sdk.chat.output_text import OutputText
+from paged_sdk.calls.responses import ChatShape, CompletionShape, ResponseShape
 from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.token_healing import EncodedPrompt
 from paged_sdk.config.checks import is_unicode
@@ -22,7 +21,6 @@ from paged_sdk.constraints.grammar import Grammar, Language
 from paged_sdk.errors import InvalidRequestError
 from paged_sdk.scheduler.request import Request
 from paged_sdk.streaming import ResponseStream
-from paged_sdk.types.answer_form import AnswerForm
 from paged_sdk.types.prompt import PromptLike, name_of_prompt
 from paged_sdk.types.request import RequestBuilder
 from paged_sdk.types.request_options import RequestOptions
@@ -103,50 +101,20 @@ class GenerationRequests:
         preparer.check_generates(field)
         preparer.check_prediction(options, len(encodes))
         adapter = self.adapters.use(options.adapter)
-        tokenizer = preparer.text.tokenizer
         request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         part_ids = [request_id] if len(encodes) == 1 else [f"{request_id}-{place}" for place in range(len(encodes))]
-        form = options.answer_form
-        # In output for a parser every byte counts, a leading space too, also in a chat's answer.
-        continues_prompt = not is_chat or options.continue_final_message or not form.is_prose
         samplings = [preparer.sampling(options) for _ in encodes]  # each draws a seed if none is given
-        tools = {tool.name: tool.parameters for tool in options.shown_tools} or None
-        is_parsed = is_chat and form is not AnswerForm.CONSTRAINED
-        answers = preparer.text.answers.of_form(form)
-        if options.continue_final_message:
-            answers = answers.begun
-        kept = preparer.text.kept_special_ids(answers, with_tools=tools is not None) if is_parsed else frozenset()
-        texts = [
-            [
-                OutputText(tokenizer, sampling.stop, continues_prompt=continues_prompt, kept=kept)
-                for _ in range(sampling.n_choices)
-            ]
-            for sampling in samplings
-        ]
-        all_texts = list(chain.from_iterable(texts))
-        parsers = [parser for _ in all_texts if is_parsed and (parser := answers.parser(tools)) is not None]
-        parts = ResponseParts(tokenizer, all_texts, parsers, num_prompts=len(encodes), sorts_logprobs=is_chat)
-
-        def encode_all() -> tuple[list[EncodedPrompt], Sequence[int], Language | None, Grammar | None]:
-            prompts, prediction = [encode() for encode in encodes], preparer.encode_prediction(options)
-            language = preparer.text.language(options, prompts[0].token_ids)
-            grammar = preparer.grammar(language) if language is not None and preparer.compiles else None
-            return prompts, prediction, language, grammar
+        texts = AnswerTexts.of(preparer.text, options, samplings, is_chat=is_chat)
 
         async def prepare() -> list[Request]:
             arrival = time.monotonic()
             try:
-                prompts, prediction, language, grammar = await in_thread(encode_all)
+                prompts, prediction, language, grammar = await in_thread(partial(self._encoded, encodes, options))
             except BaseException:  # cancelled or timed out: the thread must stop
                 if interruption is not None:
                     interruption.set()
                 raise
-            for healed, own_texts in zip(prompts, texts, strict=True):
-                if healed.healing is not None:
-                    for text in own_texts:
-                        text.leave_out(len(healed.healing.data))
-            if parsers:
-                parts.note_prompt(preparer.text.prompt_end(prompts[0].token_ids))
+            texts.note_prompts(prompts)
             return [
                 preparer.prepare(
                     prompt,
@@ -156,9 +124,9 @@ class GenerationRequests:
                     request_id=part_id,
                     arrival=arrival,
                     field=name_of_prompt(field, place, len(prompts)),
-                    continues_prompt=continues_prompt,
-                    kept_special_ids=kept,
-                    may_reason=is_chat and form.may_reason and not options.continue_final_message,
+                    continues_prompt=texts.continues_prompt,
+                    kept_special_ids=texts.kept_special_ids,
+                    may_reason=is_chat and options.answer_form.may_reason and not options.continue_final_message,
                     language=language,
                     grammar=grammar,
                     adapter=adapter,
@@ -170,9 +138,19 @@ class GenerationRequests:
             self.worker,
             prepare,
             shape,
-            parts,
+            texts.parts(sorts_logprobs=is_chat),
             request_id=request_id,
             part_ids=part_ids,
             model=self.model,
             timeout=options.timeout,
         )
+
+    def _encoded(
+        self, encodes: Sequence[Callable[[], EncodedPrompt]], options: RequestOptions
+    ) -> tuple[list[EncodedPrompt], Sequence[int], Language | None, Grammar | None]:
+        """Return the tokens of prompts and of the prediction, and the constraint, compiled if that is done here."""
+        preparer, prompts = self.preparer, [encode() for encode in encodes]
+        prediction = preparer.encode_prediction(options)
+        language = preparer.text.language(options, prompts[0].token_ids)
+        grammar = preparer.grammar(language) if language is not None and preparer.compiles else None
+        return prompts, prediction, language, grammar

@@ -340,7 +340,7 @@ class RequestPreparer:
         what = "the prompt" if field in ("messages", "prompt") else field
         advice = ["shorten it"]
         if can_be_cut:
-            advice.append("use with_truncation()" if field == "messages" else "use truncation=True")
+            advice.append("use RequestBuilder.with_truncation()" if field == "messages" else "use truncation=True")
         cause = f"the context is {self.config.max_model_len}"
         if self.max_sequence_tokens < self.config.max_model_len:
             cause = f"the KV pool is {self.config.num_blocks} blocks of {self.config.block_size}"

@@ -21,8 +21,8 @@ __all__ = ["Ranker"]
 
 _HOW: Final = (
     "it has no layers for that and names no answer tokens: expected a ...ForSequenceClassification checkpoint with one "
-    "label, a sentence-transformers checkpoint with a LogitScore module, or answer tokens from the program that builds "
-    "the model (with_ranking_tokens in Python, with create_app as a server; the command line has no option for them)"
+    "label, a sentence-transformers checkpoint with a LogitScore module, or answer tokens where the model is built "
+    "(with_ranking_tokens in Python, --ranking-tokens of paged-sdk serve, ranking_tokens in its file)"
 )
 
 

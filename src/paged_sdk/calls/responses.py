@@ -206,11 +206,6 @@ class ResponseParts:
             for index, answer in enumerate(self._answers)
         ]
 
-    def note_prompt(self, end: str) -> None:
-        """Tell the parsers the end of the prompt's text, before anything is read."""
-        for parser in self._parsers:
-            parser.note_prompt(end)
-
     def usage_so_far(self) -> Usage:
         """Return the usage up to the last read; zeros if the request was never submitted."""
         if self.usage is not None:

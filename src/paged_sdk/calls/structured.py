@@ -55,7 +55,8 @@ class Structure(Generic[InstanceT]):
             schema = describe_type(type_)
         except InvalidRequestError as error:
             reason = f"{shortened(str(error.value))} is not one of {error.allowed}"
-            raise ConstraintError(f"type_ = {name} has no JSON schema: {reason}", kind="json_schema") from error
+            # Not from the error, which says the same of tools.
+            raise ConstraintError(f"type_ = {name} has no JSON schema: {reason}", kind="json_schema") from None
         except ConstraintError:
             raise
         except Exception as error:  # from pydantic or the type's annotations
@@ -92,7 +93,9 @@ class Structure(Generic[InstanceT]):
                 problem: Exception = error
             reason = f"the answer is not a valid {self.name}: {shortened(str(problem))}"
         else:
-            problem, reason = ValueError("cut off"), f"the answer was cut off ({choice.finish_reason})"
+            after = f"after {response.usage.completion_tokens} tokens ({choice.finish_reason})"
+            problem = ValueError("cut off")
+            reason = f"the answer was cut off {after}: allow more, or limit the lengths of texts and lists in the type"
         raise ConstraintError(
             reason, request_id=response.id, partial_response=response, kind="json_schema"
         ) from problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -286,10 +287,14 @@ def read_template(template: str | Path) -> str:
 
     A string with ``{%`` or ``{{`` is a template. A .json file holds the template under ``chat_template``.
 
-    :raises CheckpointError: the file cannot be read, or holds no template
+    :raises CheckpointError: the file cannot be read, or holds no template; a string is neither
     """
-    if isinstance(template, str) and ("{%" in template or "{{" in template):
-        return template
+    if isinstance(template, str):
+        if "{%" in template or "{{" in template:
+            return template
+        if not os.path.exists(template):
+            reason = "is neither a file nor a chat template, which would have {{ or {% in it"
+            raise CheckpointError(f"{shown(template)} {reason}", path=Path(template))
     path = Path(template)
     if path.suffix != ".json":
         return read_text(path)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
+import typer
 from attrs import asdict, frozen
 
 from paged_sdk import MachineReport
@@ -51,8 +52,8 @@ class Benchmark:
 
         :param builder: the model's builder, with its number of threads set
         :param arch: the model family to check for, if given
-        :raises typer.BadParameter: the model is of another family
-        :raises PagedError: the model cannot be loaded, or prompts and texts do not fit
+        :raises typer.BadParameter: the model is of another family, or prompts and texts do not fit
+        :raises PagedError: the model cannot be loaded, or the KV pool has no room for a prompt
         """
         start = time.perf_counter()
         with log_lines() as lines, terminal.loading(builder.source.location):
@@ -60,6 +61,7 @@ class Benchmark:
         load_seconds = time.perf_counter() - start
         async with model:
             check_arch(model.model_type, arch)
+            _check_lengths(options, model.max_sequence_length)
             loaded = LoadedReport.of(model, _of_first(lines))
             runs = (len(options.streams) + bool(options.prompt_len)) * (options.warmup + options.iterations)
             with terminal.progress(runs) as progress:
@@ -135,6 +137,22 @@ class Benchmark:
         for each in self.results:
             name = _name(each.kind, each.streams, each.tokens)
             yield (name, *(f"{rate:.1f}" for rate in each.of_replicas))
+
+
+def _check_lengths(options: BenchOptions, limit: int) -> None:
+    """Check that what is measured fits the context: a text that ended at its end would have a rate of other tokens.
+
+    :param limit: tokens of the longest sequence
+    :raises typer.BadParameter: it does not fit; of the option that is too large
+    """
+    fits = f"the context of {limit} tokens"
+    if options.prompt_len and options.prompt_len >= limit:
+        reason = f"{options.prompt_len} tokens and one of an answer do not fit {fits}"
+        raise typer.BadParameter(reason, param_hint="--prompt-len")
+    if options.depth + options.gen_len > limit:
+        reason = f"a prompt of {options.depth} tokens and a text of {options.gen_len} do not fit {fits}"
+        hint = "--gen-len" if options.gen_len > options.depth else "--depth"
+        raise typer.BadParameter(reason, param_hint=hint)
 
 
 def _of_first(lines: Iterable[str]) -> Iterator[str]:

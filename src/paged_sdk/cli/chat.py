@@ -7,11 +7,12 @@ from pathlib import Path
 
 from paged_sdk import (
     BlockingModel,
+    ContextLengthError,
     NumericalError,
     RequestError,
 )
 from paged_sdk.cli.answer import RequestSettings, empty_conversation, show_answer, with_user_turn
-from paged_sdk.cli.terminal import Terminal
+from paged_sdk.cli.terminal import Terminal, told
 
 __all__ = ["Chat"]
 
@@ -79,7 +80,8 @@ class Chat:
         except KeyboardInterrupt:
             self._terminal.note("(canceled)")
         except (RequestError, NumericalError) as error:
-            self._terminal.error(str(error))
+            over = ", or start over with /reset" if isinstance(error, ContextLengthError) else ""
+            self._terminal.error(f"{told(error)}{over}")
             return
         answer = stream.response_so_far().choices[0]
         if answer.message.content or answer.finish_reason != "canceled":

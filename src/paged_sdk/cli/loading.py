@@ -71,6 +71,7 @@ def builder_of(
     images_by: str | None = None,
     adapters: Iterable[str] = (),
     topology: Topology | None = None,
+    ranking_tokens: Iterable[str] = (),
 ) -> AnyBuilder:
     """Return the builder that a command line describes.
 
@@ -79,6 +80,8 @@ def builder_of(
     :param images_by: the option that requires image input, if any
     :param adapters: ``[NAME=]PATH`` of each adapter
     :param topology: a topology from a service file, which the option ``--topology`` overrides
+    :param ranking_tokens: the answers for relevant and for irrelevant documents, or only the first; empty: what the
+        checkpoint names
     :raises typer.BadParameter: options that contradict each other
     :raises PagedError: invalid value, or no embedded model
     """
@@ -91,6 +94,8 @@ def builder_of(
         topology = Topology.from_yaml(model.topology)
     if topology is not None:
         builder = builder.with_topology(topology)
+    if answers := tuple(ranking_tokens):
+        builder = builder.with_ranking_tokens(*answers)
     for adapter in adapters:
         name, found, path = adapter.partition("=")
         # A path may contain "=" too.

@@ -18,6 +18,7 @@ Target = Annotated[
     typer.Argument(
         metavar="TARGET", help="The GGUF file, or with --safetensors the directory, to write; must not exist."
     ),
+    Setting("target"),
 ]
 Type = Annotated[
     str | None,

@@ -33,6 +33,16 @@ Vision = Annotated[
         rich_help_panel=options.MODEL,
     ),
 ]
+RankingTokens = Annotated[
+    str | None,
+    typer.Option(
+        "--ranking-tokens",
+        metavar="YES[,NO]",
+        help="Rerank by the model's answer: one token for relevant documents, and one for others.",
+        rich_help_panel=options.MODEL,
+    ),
+    Setting("with_ranking_tokens"),
+]
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -79,6 +89,7 @@ def serve(
     paged: options.PagedOptions,
     engine: options.EngineOptions,
     adapter: Adapters = None,
+    ranking_tokens: RankingTokens = None,
 ) -> None:
     """Serve models over HTTP, with OpenAI's and Anthropic's APIs."""
     # Imported late, so that --help is fast.
@@ -102,6 +113,7 @@ def serve(
                 "--arch": model.arch,
                 "--adapter": adapter,
                 "--draft-model": engine.draft_model,
+                "--ranking-tokens": ranking_tokens,
             }.items():
                 exclusive({"several models": True, flag: value})
         names = server.served_model_name
@@ -109,8 +121,19 @@ def serve(
             raise typer.BadParameter(
                 f"expected a name for each of {len(entries)} models", param_hint="--served-model-name"
             )
+        answers = () if ranking_tokens is None else ranking_tokens.split(",", 1)
         models = [
-            ServedModel.of(entry, model, paged, engine, server, output, vision=vision, adapters=adapter or ())
+            ServedModel.of(
+                entry,
+                model,
+                paged,
+                engine,
+                server,
+                output,
+                vision=vision,
+                adapters=adapter or (),
+                ranking_tokens=answers,
+            )
             for entry in entries
         ]
         server = replaced(server, entries[0].options)

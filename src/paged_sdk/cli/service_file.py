@@ -70,6 +70,11 @@ class ModelFile(TypedDict, total=False):
     mmproj: Annotated[str | None, "The image encoder of a GGUF model."]
     tokenizer: Annotated[str | None, "Another tokenizer: a directory or Hub id with a tokenizer.json, or that file."]
     chat_template: Annotated[str | None, "Another Jinja chat template, or its path."]
+    ranking_tokens: Annotated[
+        list[str],
+        Bounds(1, 2),
+        "Rerank by the model's answer: one token for relevant documents, and one for others.",
+    ]
     vision: Annotated[bool, "Accept images; for checkpoints with an image encoder."]
     device: Annotated[str | None, "auto, cpu, cuda, cuda:1, mps ..."]
     dtype: Annotated[str | None, "auto, bfloat16, float16, float32 ..."]
@@ -140,7 +145,17 @@ RENAMED: Final[Mapping[str, str]] = {
 }
 ARE_PATHS: Final = ("imatrix", "calibration_file", "isq_cache", "prefix_cache_dir", "topology")
 MAY_BE_PATHS: Final = ("model_id", "mmproj", "tok_model_id", "chat_template")
-OF_ONE: Final = ("model", "name", "quantized_files", "tokenizer", "arch", "draft_model", "adapters", "mmproj")
+OF_ONE: Final = (
+    "model",
+    "name",
+    "quantized_files",
+    "tokenizer",
+    "arch",
+    "draft_model",
+    "adapters",
+    "mmproj",
+    "ranking_tokens",
+)
 """Keys that cannot apply to several models."""
 READ_AS: Final[Mapping[str, Callable[[Any], object]]] = {
     "format": ModelFormat,

@@ -62,6 +62,7 @@ class ServedModel:
         *,
         vision: bool,
         adapters: Sequence[str],
+        ranking_tokens: Sequence[str],
     ) -> Self:
         """Combine the file's settings of a model with the command line's settings of all models.
 
@@ -81,6 +82,7 @@ class ServedModel:
             images_by="--vision" if said.get("vision", vision) else None,
             adapters=said.get("adapter", adapters),
             topology=entry.topology,
+            ranking_tokens=said.get("ranking_tokens", ranking_tokens),
         )
         return cls(
             builder=builder,

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from paged_sdk import PagedError, Usage
+from paged_sdk import ContextLengthError, PagedError, Usage
 from paged_sdk.cli.exit_codes import FAILED, INTERRUPTED
 
-__all__ = ["Progress", "Terminal", "usage_line"]
+__all__ = ["Progress", "Terminal", "told", "usage_line"]
 
 
 class Terminal:
@@ -151,7 +151,7 @@ class Terminal:
         try:
             yield
         except PagedError as error:
-            self.error(str(error), cause=error if verbose else None)
+            self.error(told(error), cause=error if verbose else None)
             raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -171,6 +171,15 @@ class Progress:
     def advance(self, parts: int = 1) -> None:
         """Count finished parts."""
         self._bar.advance(self._task, parts)
+
+
+def told(error: PagedError) -> str:
+    """Return what to tell of an error. Of a prompt that is too long, the advice for programs is left out."""
+    text = str(error)
+    if not isinstance(error, ContextLengthError):
+        return text
+    problem, advice, _ = text.partition(": shorten it")
+    return problem + advice
 
 
 def usage_line(usage: Usage) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
-__all__ = ["Activation"]
+__all__ = ["LEARNED", "Activation"]
 
 
 class Activation(Enum):
@@ -23,3 +24,8 @@ class Activation(Enum):
     MISH = "mish"
     HARDSWISH = "hardswish"
     LINEAR = "linear"
+    XIELU = "xielu"
+
+
+LEARNED: Final = frozenset({Activation.XIELU})
+"""The activations with learned numbers, which each layer has of its own."""

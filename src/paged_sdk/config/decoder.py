@@ -15,6 +15,7 @@ from paged_sdk.config.recurrent import RecurrentConfig
 from paged_sdk.config.rope import RopeConfig
 
 __all__ = [
+    "AttentionGate",
     "BranchScales",
     "DecoderConfig",
     "LayerParts",
@@ -38,6 +39,15 @@ class QkNormWeights(Enum):
     SHARED = "shared"
     OWN = "own"
     WHOLE = "whole"
+
+
+class AttentionGate(Enum):
+    """Says where the gates of attention come from: the query projection, which computes for each head its query, then
+    its gate, or a projection of their own.
+    """
+
+    WITH_QUERIES = "with queries"
+    APART = "apart"
 
 
 class LayerParts(Enum):
@@ -106,8 +116,8 @@ class DecoderConfig:
         values (codegen: 4)
     :ivar qkv_values_first: whether the values of a group precede its keys (codegen)
     :ivar qkv_clip: queries, keys and values are clamped to this magnitude, after their norms (olmoe)
-    :ivar attention_gate: whether attention's output is multiplied by the sigmoid of a gate, which the query projection
-        also computes: for each head its query, then its gate (qwen3_next)
+    :ivar attention_gate: where the gates come from whose sigmoids multiply attention's output (qwen3_next, afmoe);
+        None: there are none
     :ivar layer_scales: whether the residual stream is multiplied by a learned number after each layer (gemma4)
     :ivar layer_inputs: what each layer adds of a token besides its embedding (gemma4); None: nothing
     :ivar head_bias: whether the output projection has a bias
@@ -156,7 +166,7 @@ class DecoderConfig:
     qkv_groups: int = 1
     qkv_values_first: bool = False
     qkv_clip: float | None = None
-    attention_gate: bool = False
+    attention_gate: AttentionGate | None = None
     output_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paged_sdk.config.activation import Activation
 from paged_sdk.kernels.activation import KernelActivation
+from paged_sdk.layers.xielu import Xielu
 
 __all__ = ["KERNEL_ACTIVATIONS", "activation_function"]
 
@@ -40,6 +41,6 @@ _FUNCTIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = MappingProx
 )
 
 
-def activation_function(activation: Activation) -> Callable[[Tensor], Tensor]:
+def activation_function(activation: Activation | Xielu) -> Callable[[Tensor], Tensor]:
     """Return the function that computes an activation, element by element."""
-    return _FUNCTIONS[activation]
+    return activation if isinstance(activation, Xielu) else _FUNCTIONS[activation]

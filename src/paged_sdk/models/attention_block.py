@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.decoder import AttentionGate, DecoderConfig
 from paged_sdk.kernels.attention_inputs import LearnedScores
 from paged_sdk.kernels.rotary import Rotation, side_by_side_to_halves
 from paged_sdk.kernels.step import StepContext
@@ -23,7 +23,7 @@ class AttentionBlock:
     """Runs grouped-query attention.
 
     :param qkv: projects to queries, keys and values of all heads, in this order; without values if keys are values, and
-        to queries only in a layer that attends over another layer's keys
+        to queries only in a layer that attends over another layer's keys; then to gates, if these are apart
     :param qk_norm: norms queries and keys, ``[num_tokens, num_heads + num_kv_heads, head_dim]``; None: no norm
     :param value_norm: norms values; None: no norm
     :param sinks: an additional attention logit per head that has no value, ``[num_heads]`` float32; None: no sinks
@@ -59,7 +59,7 @@ class AttentionBlock:
         self._rope = config.ropes[layer]
         self._clip = config.qkv_clip
         self._norms_last = config.qk_norm_after_rope
-        self._num_gates = own.num_heads if config.attention_gate else 0
+        self._gate = config.attention_gate
         self._scales = config.branch_scales
 
     @property
@@ -117,10 +117,14 @@ class AttentionBlock:
 
     def _without_gates(self, heads: Tensor) -> tuple[Tensor | None, Tensor]:
         """Return the gates, ``[num_tokens, num_heads, head_dim]``, and queries, keys and values; None: no gates."""
-        if not self._num_gates:
-            return None, heads
-        pairs, others = heads[:, : 2 * self._num_gates], heads[:, 2 * self._num_gates :]
-        return pairs[:, 1::2], torch.cat([pairs[:, 0::2], others], 1)
+        match self._gate:
+            case None:
+                return None, heads
+            case AttentionGate.APART:
+                return heads[:, -self._num_heads :], heads[:, : -self._num_heads]
+            case AttentionGate.WITH_QUERIES:
+                pairs, others = heads[:, : 2 * self._num_heads], heads[:, 2 * self._num_heads :]
+                return pairs[:, 1::2], torch.cat([pairs[:, 0::2], others], 1)
 
 
 def load_attention_block(
@@ -134,19 +138,21 @@ def load_attention_block(
     shape, shard = config.layer(layer), loader.shard
     head_dim, num_kv = shape.head_dim, shape.num_kv_projections
     query_size, kv_size = config.num_heads * head_dim, shape.num_kv_heads * head_dim
-    num_per_head = 2 if config.attention_gate else 1
+    num_per_head = 2 if config.attention_gate is AttentionGate.WITH_QUERIES else 1
     own, own_kv = shard.of_heads(num_per_head * head_dim), shard.of_kv_heads(head_dim)
+    gates = [prefix + names.attention_gate] if config.attention_gate is AttentionGate.APART else []
     sinks = loader.tensor(f"{prefix}self_attn.sinks", config.num_heads).float() if config.attention_sinks else None
     return AttentionBlock(
         config,
         layer,
         qkv=loader.linear(
-            [prefix + name for name in names.qkv[: 1 + num_kv]],
+            [*(prefix + name for name in names.qkv[: 1 + num_kv]), *gates],
             in_features=config.hidden_size,
-            out_features=(num_per_head * query_size, *[kv_size] * num_kv),
+            out_features=(num_per_head * query_size, *[kv_size] * num_kv, *[query_size] * len(gates)),
             bias=config.qkv_bias,
+            without_bias=gates,
             order=_order(config),
-            rows=(own, *[own_kv] * num_kv),
+            rows=(own, *[own_kv] * num_kv, *[own] * len(gates)),
         ),
         output=loader.linear(
             [prefix + names.output],

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from attrs import evolve
 
-from paged_sdk.config.activation import Activation
+from paged_sdk.config.activation import LEARNED, Activation
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.config.rope import RopeConfig
@@ -184,13 +184,12 @@ def must_not_be_tied(fields: ConfigFields) -> None:
 
 
 def read_activation(fields: ConfigFields, key: str, default: Activation) -> Activation:
-    """Return the activation of the MLP."""
+    """Return the activation of the MLP; one with learned numbers is known where it is the default."""
     name = fields.text(key, default.value)
-    try:
-        return Activation(_OTHER_NAMES.get(name, name))
-    except ValueError:
-        known = ", ".join([each.value for each in Activation] + list(_OTHER_NAMES))
-        raise fields.error(key, f"one of {known}") from None
+    known = {each.value: each for each in Activation if each not in LEARNED or each is default}
+    if (found := known.get(_OTHER_NAMES.get(name, name))) is None:
+        raise fields.error(key, f"one of {', '.join([*known, *_OTHER_NAMES])}")
+    return found
 
 
 def read_layer_types(fields: ConfigFields, is_sliding: Callable[[int], bool]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.recurrent import GatedDeltaConfig, Mamba2Config, RecurrentConfig, ShortConvConfig
 from paged_sdk.kernels.rotary import Rotation
@@ -22,7 +23,7 @@ from paged_sdk.models.layer_inputs import LayerInputBlock, load_layer_input_bloc
 from paged_sdk.models.mamba2_block import load_mamba2_block
 from paged_sdk.models.moe_mlp import MoeMlp, load_moe_mlp
 from paged_sdk.models.norms import load_norm
-from paged_sdk.models.plain_mlp import PlainMlp, load_plain_mlp
+from paged_sdk.models.plain_mlp import PlainMlp, load_plain_mlp, load_xielu
 from paged_sdk.models.short_conv_block import load_short_conv_block
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.adapted import AdaptableLinear
@@ -211,7 +212,10 @@ def _load_mlp(
         return load_moe_mlp(loader, config, config.moe, names, prefix)
     size, bias = config.layer(layer).intermediate_size, config.mlp_bias
     if not config.gated_mlp:
-        return load_plain_mlp(loader, config, prefix + names.up, prefix + names.down, size=size, bias=bias)
+        learned = config.activation is Activation.XIELU
+        activation = load_xielu(loader, prefix + names.activation) if learned else config.activation
+        up, down = prefix + names.up, prefix + names.down
+        return load_plain_mlp(loader, config, up, down, size=size, bias=bias, activation=activation)
     gate_up = [prefix + name for name in names.gate_up]
     return load_gated_mlp(loader, config, gate_up, prefix + names.down, size=size, bias=bias)
 

@@ -20,12 +20,13 @@ __all__ = ["ExpertBranch", "load_expert_branch"]
 
 
 class ExpertBranch:
-    """Adds experts to the output of a dense MLP: ``mlp_norm(mlp) + output_norm(experts(input_norm(residual)))``.
+    """Adds experts to the output of a dense MLP:
+    ``dense_output_norm(mlp) + output_norm(experts(input_norm(residual)))``.
 
     :param router: ``[num_experts, hidden_size]``
     :param router_norm: norm of the router's input
     :param chooser: chooses a token's experts from the router's scores
-    :param mlp_norm: norm of the dense MLP's output
+    :param dense_output_norm: norm of the dense MLP's output
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class ExpertBranch:
         router_norm: Norm,
         chooser: ExpertChooser,
         experts: Experts,
-        mlp_norm: Norm,
+        dense_output_norm: Norm,
         input_norm: Norm,
         output_norm: Norm,
     ) -> None:
@@ -43,7 +44,7 @@ class ExpertBranch:
         self.router_norm = router_norm
         self.chooser = chooser
         self.experts = experts
-        self.mlp_norm = mlp_norm
+        self.dense_output_norm = dense_output_norm
         self.input_norm = input_norm
         self.output_norm = output_norm
 
@@ -55,7 +56,7 @@ class ExpertBranch:
         """
         weights, ids = self.chooser.choose(F.linear(self.router_norm.forward(residual), self.router))
         chosen = self.experts.forward(self.input_norm.forward(residual), weights, ids)
-        return self.mlp_norm.forward(transformed).add_(self.output_norm.forward(chosen))
+        return self.dense_output_norm.forward(transformed).add_(self.output_norm.forward(chosen))
 
 
 def load_expert_branch(loader: WeightLoader, config: DecoderConfig, moe: MoeConfig, prefix: str) -> ExpertBranch:
@@ -91,7 +92,7 @@ def load_expert_branch(loader: WeightLoader, config: DecoderConfig, moe: MoeConf
                 activation=KERNEL_ACTIVATIONS[moe.activation],
             ),
         ),
-        mlp_norm=norm("post_feedforward_layernorm_1"),
+        dense_output_norm=norm("post_feedforward_layernorm_1"),
         input_norm=norm("pre_feedforward_layernorm_2"),
         output_norm=norm("post_feedforward_layernorm_2"),
     )

@@ -100,10 +100,12 @@ class TensorNames:
     :ivar qkv: projections to queries, keys and values, within a layer; a single name is a fused projection, whose order
         of rows the config states
     :ivar output: output projection of attention, within a layer
+    :ivar attention_gate: projection to the gates of attention, within a layer, if they have one of their own
     :ivar recurrent: prefix, within a layer, of what a layer has instead of attention
     :ivar gate_up: gate and up projections of a gated MLP, within a layer; a single name is a fused projection
     :ivar up: first projection of an MLP without a gate
     :ivar down: last projection of an MLP
+    :ivar activation: prefix of the numbers of a learned activation, within a layer
     :ivar layer_inputs: within the body, the second table of embeddings, the projection of embeddings beside it, and its
         norm (:class:`~paged_sdk.config.layer_shape.LayerInputConfig`)
     :ivar latent_up: projection of latent vectors to keys and values, within a layer
@@ -118,10 +120,12 @@ class TensorNames:
     head: str = "lm_head"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
+    attention_gate: str = "self_attn.gate_proj"
     recurrent: str = "linear_attn"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
+    activation: str = "mlp.act_fn"
     norms: NormNames = NormNames()
     layer_inputs: tuple[str, str, str] = (
         "embed_tokens_per_layer",

@@ -249,14 +249,14 @@ def native_projections(model: DecoderModel) -> list[dict[int, str]]:
     for layer in model.layers:
         linears: dict[int, Linear] = {}
         if isinstance(layer.mixer, AttentionBlock):
-            linears |= {0: layer.mixer.qkv, 3: layer.mixer.output}
+            linears |= {0: layer.mixer.qkv, 4: layer.mixer.output}
         match layer.common_mlp:
             case GatedMlp() as mlp:
-                linears |= {4: mlp.gate_up, 6: mlp.down}
+                linears |= {5: mlp.gate_up, 7: mlp.down}
             case PlainMlp() as mlp:
-                linears |= {5: mlp.up, 6: mlp.down}
+                linears |= {6: mlp.up, 7: mlp.down}
         if layer.layer_input is not None:
-            linears |= {7: layer.layer_input.gate, 8: layer.layer_input.output}
+            linears |= {8: layer.layer_input.gate, 9: layer.layer_input.output}
         found.append({n: linear.name for n, linear in linears.items() if isinstance(linear, AdaptableLinear)})
     return found
 

@@ -7,7 +7,8 @@ from typing import Final
 from attrs import NOTHING, fields
 
 from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.config.decoder import DecoderConfig, NormKind
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import AttentionGate, DecoderConfig, NormKind
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.config.rope import RopeConfig
 from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
@@ -44,6 +45,7 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
                 "qk_norm_after_rope",
                 "value_norm",
                 "qkv_clip",
+                "attention_gate",
                 "parallel_residual",
             ),
             *("layer_scales", "layer_inputs"),
@@ -98,7 +100,7 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
     parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
     if (reason := next(filter(None, map(_unknown_setting, parts)), None) or _unknown_kind(model)) is not None:
         return reason
-    if config.activation not in KERNEL_ACTIVATIONS:
+    if config.activation not in KERNEL_ACTIVATIONS and config.activation is not Activation.XIELU:
         return f"the native decoder has no activation {config.activation.value}"
     if (unknown := _unknown_combination(config, pages.workspace.library.max_interleaved)) is not None:
         return f"the native decoder does not know {unknown}"
@@ -132,6 +134,8 @@ def _unknown_combination(config: DecoderConfig, max_interleaved: int) -> str | N
         return "norms after attention with layer norms or parallel residuals"
     if not config.sandwich_norms and (config.layer_scales or config.layer_inputs is not None):
         return "scales or inputs of layers without norms after attention"
+    if config.attention_gate is AttentionGate.WITH_QUERIES:
+        return "gates of attention among its queries"
     if config.parallel_residual and config.moe is not None:
         return "experts beside attention"
     if any(rope.interleaved and rope.rotary_dim > max_interleaved for rope in config.ropes):
@@ -160,7 +164,7 @@ def _unknown_kind(model: DecoderModel) -> str | None:
             )
         if (branch := layer.expert_branch) is not None:
             parts += [(branch, (ExpertBranch,)), (branch.chooser, (ExpertChooser,))]
-            norms += [branch.router_norm, branch.input_norm, branch.output_norm, branch.mlp_norm]
+            norms += [branch.router_norm, branch.input_norm, branch.output_norm, branch.dense_output_norm]
         norms += [layer.attention_norm, layer.attention_output_norm, layer.mlp_norm, layer.mlp_output_norm]
         qk_norm = attention.qk_norm
         norms += (qk_norm.query, qk_norm.key) if type(qk_norm) is WholeNorms else (qk_norm,)

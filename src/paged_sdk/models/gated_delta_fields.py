@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from paged_sdk.config.activation import Activation
-from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.decoder import AttentionGate, DecoderConfig
 from paged_sdk.config.recurrent import GatedDeltaConfig
 from paged_sdk.models.common_config import FULL, read_activation, read_common, read_head_dim
 from paged_sdk.models.config_fields import ConfigFields
@@ -50,7 +50,7 @@ def read_gated_delta(
         qk_norm=True,
         qkv_bias=has_bias,
         output_bias=has_bias,
-        attention_gate=True,
+        attention_gate=AttentionGate.WITH_QUERIES,
         recurrent=tuple(delta if each == _LINEAR else None for each in types),
     )
 

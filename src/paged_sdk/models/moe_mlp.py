@@ -142,7 +142,7 @@ def _load_shared(
         mlp = load_gated_mlp(loader, config, gate_up, down, size=size, bias=config.mlp_bias)
     else:
         (up,) = gate_up
-        mlp = load_plain_mlp(loader, config, up, down, size=size, bias=config.mlp_bias)
+        mlp = load_plain_mlp(loader, config, up, down, size=size, bias=config.mlp_bias, activation=config.activation)
     scale = loader.tensor(f"{prefix}{names.shared_gate}.weight", 1, config.hidden_size) if moe.has_shared_gate else None
     return SharedExpert(mlp, gate=scale)
 

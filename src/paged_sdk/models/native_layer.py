@@ -7,7 +7,8 @@ from typing import Final, Literal
 from torch import Tensor
 
 from paged_sdk.attention.backend import NativePages
-from paged_sdk.config.decoder import DecoderConfig, NormKind, QkNormWeights
+from paged_sdk.config.activation import Activation
+from paged_sdk.config.decoder import AttentionGate, DecoderConfig, NormKind, QkNormWeights
 from paged_sdk.kernels.native.decoder_layer import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder_layer import LayerInput
 from paged_sdk.kernels.native.mixture import Mixture
@@ -15,6 +16,7 @@ from paged_sdk.kernels.native.projection import Projection
 from paged_sdk.kernels.native.routing import ExpertChoice
 from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.layers.norm import LayerNorm, NoNorm, Norm
+from paged_sdk.layers.xielu import Xielu
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.moe_mlp import MoeMlp
@@ -61,6 +63,7 @@ def native_layer(
     query, key = _head_norms(attention.qk_norm, config)
     joined = attention.output if isinstance(attention.output, ColumnParallelLinear) else None
     mlp = layer.common_mlp
+    activation = Activation.SILU if mlp is None else mlp.activation
     return NativeLayer(
         shape=pages.shapes[index],
         cache=pages.caches[index],
@@ -83,6 +86,7 @@ def native_layer(
         key_norm=key[0],
         key_norm_bias=key[1],
         norms_last=config.qk_norm_after_rope,
+        gates=config.attention_gate is AttentionGate.APART,
         value_norm=attention.value_norm is not None,
         keys_as_values=own.keys_as_values and own.kv_layer is None,
         shares_keys=own.kv_layer is not None,
@@ -92,7 +96,8 @@ def native_layer(
         clip=config.qkv_clip,
         sinks=attention.sinks,
         parallel=config.parallel_residual,
-        activation="silu" if mlp is None else KERNEL_ACTIVATIONS[mlp.activation],
+        activation="silu" if isinstance(activation, Xielu) else KERNEL_ACTIVATIONS[activation],
+        xielu=activation.numbers if isinstance(activation, Xielu) else None,
         rope=rope,
         attended_widths=None if joined is None else joined.inputs,
         inner_widths=mlp.down.inputs if mlp is not None and isinstance(mlp.down, ColumnParallelLinear) else None,
@@ -128,7 +133,7 @@ def _mixture(layer: DecoderLayer) -> Mixture | None:
             router_norm=norm_weights(branch.router_norm)[0],
             input_norm=norm_weights(branch.input_norm)[0],
             output_norm=norm_weights(branch.output_norm)[0],
-            mlp_norm=norm_weights(branch.mlp_norm)[0],
+            dense_output_norm=norm_weights(branch.dense_output_norm)[0],
         )
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 
 import torch
@@ -148,6 +148,7 @@ class WeightLoader:
         in_features: int,
         out_features: Sequence[int],
         bias: bool = False,
+        without_bias: Collection[str] = (),
         is_head: bool = False,
         order: Tensor | None = None,
         rows: Sequence[slice] | None = None,
@@ -158,6 +159,7 @@ class WeightLoader:
         q, k and v are merged, as are gate and up: one large product is faster than several small ones.
 
         :param names: the matrices' names without ``.weight`` and ``.bias``
+        :param without_bias: those of ``names`` that have no bias though ``bias`` says that there are biases
         :param out_features: the rows of each matrix; with a single name, the rows of each part of a fused matrix
         :param is_head: whether this is the output projection, which multiplies few rows
         :param order: permutation of a single matrix's rows; None: rows stay in order
@@ -183,8 +185,11 @@ class WeightLoader:
         matrices = stored[0].split(out_features) if is_one else stored
         biases: Sequence[Tensor | None] = [None] * len(matrices)
         if bias and (cut is None or self.shard.is_first):
-            whole_biases = [self.tensor(f"{name}.bias", height) for name, height in wanted]
-            biases = torch.split(whole_biases[0], list(out_features)) if is_one else whole_biases
+            whole_biases = [
+                None if name in without_bias else self.tensor(f"{name}.bias", height) for name, height in wanted
+            ]
+            of_all = whole_biases[0] if is_one else None
+            biases = whole_biases if of_all is None else torch.split(of_all, list(out_features))
         is_cut = own_rows is not None or cut is not None
         if own_rows is not None:
             biases = [None if each is None else each[own] for each, own in zip(biases, own_rows, strict=True)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.parallel.group import Group
 from paged_sdk.runner.step_table import Record
 
-__all__ = ["LockstepModel", "recorded_alike"]
+__all__ = ["LockstepModel", "all_or_none", "recorded_alike"]
 
 
 class LockstepModel:
@@ -44,25 +45,48 @@ class LockstepModel:
             return self._model.logits(hidden, adapted)
 
 
-def recorded_alike(record: Record, group: Group) -> Record:
-    """Return a recording function whose steps are recorded on all ranks or on none.
+@contextmanager
+def all_or_none(group: Group | None) -> Iterator[None]:
+    """Have all ranks succeed in recording what a ``with`` block records, or all fail: another rank would wait for ever
+    for the operations of one that goes on without a recording.
 
-    If it fails on all ranks, it raises their own errors, and another step can be tried. If it fails on some ranks only,
-    it raises an EngineError: the other ranks would wait for the operations that these have left out.
+    A block ends by exchanging whether it has failed, so all ranks must enter the same blocks in the same order. In a
+    block, recordings are those of :func:`recorded_alike`.
+
+    :param group: the ranks; None: one process, whose errors are raised as they are
+    :raises EngineError: the block failed on some ranks only. If it failed on all, their own errors are raised, and
+        something else can be tried
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except launch_errors() as raised:
+        if group is None:
+            raise
+        error = raised
+    if group is not None:
+        _agree(error, group)
+
+
+def recorded_alike(record: Record, group: Group) -> Record:
+    """Return a recording function whose steps are recorded on all ranks or on none; see :func:`all_or_none`.
+
+    A recording begins by exchanging whether all ranks have come to it: one may have failed between two recordings.
     """
 
     def record_alike(function: Callable[[], None]) -> Callable[[], None]:
-        error: Exception | None = None
-        replay = None
-        try:
-            replay = record(function)
-        except launch_errors() as raised:
-            error = raised
-        do_all, does_one = group.smallest(error is None), not group.smallest(error is not None)
-        if error is not None and not does_one:
-            raise error
-        if replay is None or not do_all:
-            raise EngineError("a step can be recorded on some ranks only") from error
-        return replay
+        _agree(None, group)
+        with all_or_none(group):
+            return record(function)
 
     return record_alike
+
+
+def _agree(error: Exception | None, group: Group) -> None:
+    """Raise this rank's error if all ranks have one, and an EngineError if only some do."""
+    all_well, all_failed = group.smallest(error is None), group.smallest(error is not None)
+    if error is not None and all_failed:
+        raise error
+    if not all_well:
+        cause = group.first_error(error)
+        raise EngineError(f"a step can be recorded on some ranks only ({cause})") from cause

@@ -8,19 +8,15 @@ from typing import Final
 
 import numpy as np
 import torch
-from attrs import field, frozen
 from torch import Tensor
 
-from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.kernels.draw_settings import DrawSettings
+from paged_sdk.kernels.native.structures_sampling import DRAW_SETTINGS
 from paged_sdk.kernels.sampling import argmax, draw
-from paged_sdk.sampling.truncation import Settings, is_greedy
-from paged_sdk.sampling.uniform import stream_starts
+from paged_sdk.sampling.draw_row import DrawRow
 
-__all__ = ["DeviceDraw", "DeviceRow"]
+__all__ = ["DeviceDraw"]
 
-_KEEPS_ALL: Final = 2**31 - 1
-_RECORD: Final = np.dtype([("streams", "i8"), ("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4")])
 _DTYPES: Final = MappingProxyType(
     {
         "positions": torch.int64,
@@ -33,39 +29,6 @@ _DTYPES: Final = MappingProxyType(
 )
 # Triton recompiles kernels for pointers that are not 16-byte aligned: 16 bytes are 4 numbers of 4 bytes.
 _ROWS_PER_UNIT: Final = 4
-
-
-@frozen(eq=False)
-class DeviceRow:
-    """Holds the sampling settings of one sequence; made once and kept while the sequence lives.
-
-    :ivar params: the sampling parameters, with a seed unless greedy
-    :ivar choice_index: index of the sequence among the choices of its request
-    :ivar is_greedy: whether the likeliest token is taken
-    :ivar record: the settings as bytes of :data:`_RECORD`, ready to be copied to the device
-    """
-
-    params: SamplingParams
-    choice_index: int
-    is_greedy: bool = field(init=False)
-    record: bytes = field(init=False, repr=False)
-
-    @is_greedy.default
-    def _is_greedy(self) -> bool:
-        return is_greedy(self.params)
-
-    @record.default
-    def _record(self) -> bytes:
-        record = np.zeros(1, _RECORD)
-        settings = Settings.of([self.params], vocab_size=_KEEPS_ALL)
-        for name in ("temperature", "top_k", "top_p", "min_p"):
-            record[name] = getattr(settings, name)[0]
-        if self.is_greedy:
-            record["temperature"] = 0
-        else:
-            assert self.params.seed is not None, "the scheduler's sequences have a seed"
-            record["streams"] = stream_starts([self.params.seed], [self.choice_index]).view(np.int64)
-        return record.tobytes()
 
 
 class DeviceDraw:
@@ -84,12 +47,12 @@ class DeviceDraw:
     def __init__(self, device: torch.device, vocab_size: int) -> None:
         self._device = device
         self._vocab_size = vocab_size
-        self._rows: list[DeviceRow] = []
+        self._rows: list[DrawRow] = []
         self._all_greedy = True
         self._settings: DrawSettings | None = None
         self._next_positions: list[int] = []
 
-    def draw(self, logits: Tensor, rows: list[DeviceRow], num_output_tokens: list[int]) -> Tensor:
+    def draw(self, logits: Tensor, rows: list[DrawRow], num_output_tokens: list[int]) -> Tensor:
         """Draw one token per row by launching kernels, without waiting for the device.
 
         :param logits: float32 ``[len(rows), vocab_size]``, last dimension contiguous
@@ -117,7 +80,7 @@ class DeviceDraw:
         return self._settings
 
 
-def _upload(rows: Sequence[DeviceRow], positions: Sequence[int], device: torch.device) -> DrawSettings:
+def _upload(rows: Sequence[DrawRow], positions: Sequence[int], device: torch.device) -> DrawSettings:
     """Copy settings to the device by one asynchronous copy; torch keeps the pinned memory until the copy is done."""
     num_slots = -(-len(rows) // _ROWS_PER_UNIT) * _ROWS_PER_UNIT
     sizes = [num_slots * dtype.itemsize for dtype in _DTYPES.values()]
@@ -129,14 +92,14 @@ def _upload(rows: Sequence[DeviceRow], positions: Sequence[int], device: torch.d
     )
 
 
-def _on_host(rows: Sequence[DeviceRow], positions: Sequence[int], sizes: list[int], *, is_pinned: bool) -> Tensor:
+def _on_host(rows: Sequence[DrawRow], positions: Sequence[int], sizes: list[int], *, is_pinned: bool) -> Tensor:
     """Pack settings into one host tensor.
 
     :param sizes: bytes reserved for each of :data:`_DTYPES`
     """
-    records = np.frombuffer(b"".join([row.record for row in rows]), _RECORD)
+    records = np.frombuffer(b"".join([row.record for row in rows]), DRAW_SETTINGS)
+    columns = {"positions": np.array(positions), "streams": records["stream"]}
     host = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=is_pinned)
     for part, name in zip(torch.split(host, sizes), _DTYPES, strict=True):
-        column = np.array(positions) if name == "positions" else records[name]
-        part.numpy().view(column.dtype)[: len(rows)] = column
+        part.view(_DTYPES[name]).numpy()[: len(rows)] = columns[name] if name in columns else records[name]
     return host

@@ -10,8 +10,9 @@ from attrs import define, frozen
 from torch import Tensor
 
 from paged_sdk.config.sampling import SamplingParams
-from paged_sdk.sampling.device_draw import DeviceDraw, DeviceRow
+from paged_sdk.sampling.device_draw import DeviceDraw
 from paged_sdk.sampling.device_logprobs import LogprobRows, LogprobTensors
+from paged_sdk.sampling.draw_row import DrawRow
 from paged_sdk.sampling.processor import ALL_TOKENS, DeviceProcessor, Processor
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.sampling.truncation import is_greedy, num_candidates
@@ -46,7 +47,7 @@ class DeviceBatch:
     :ivar logprobs: the rows with logprobs; None: no row has any
     """
 
-    rows: list[DeviceRow]
+    rows: list[DrawRow]
     num_output_tokens: list[int]
     steps: list[tuple[DeviceProcessor[Any], Any]]
     logprobs: LogprobRows | None
@@ -75,7 +76,7 @@ class DeviceSampler:
         self._on_host = [processor for processor, form in forms if form is None]
         self._draw = DeviceDraw(device, vocab_size)
         self._vocab_size = vocab_size
-        self._rows: dict[int, DeviceRow] = {}
+        self._rows: dict[int, DrawRow] = {}
 
     @staticmethod
     def num_bytes(processors: Iterable[Processor[Any]], max_num_seqs: int, vocab_size: int) -> int:
@@ -159,7 +160,7 @@ class DeviceSampler:
         for processor in self._processors:
             processor.warm_up(logits)
         for params in (SamplingParams.deterministic(), SamplingParams(temperature=1.0, top_k=8, top_p=0.9, seed=0)):
-            self._draw.draw(logits, [DeviceRow(params, choice_index=0)] * num_rows, [0] * num_rows)
+            self._draw.draw(logits, [DrawRow(params, choice_index=0)] * num_rows, [0] * num_rows)
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Drop the state of sequences that have ended; unknown ids are allowed."""
@@ -168,10 +169,10 @@ class DeviceSampler:
             for processor in self._processors:
                 processor.forget(seq_id)
 
-    def _row(self, row: SampleRow) -> DeviceRow:
+    def _row(self, row: SampleRow) -> DrawRow:
         found = self._rows.get(row.seq_id)
         if found is None:
-            found = self._rows[row.seq_id] = DeviceRow(row.request.sampling, row.choice_index)
+            found = self._rows[row.seq_id] = DrawRow(row.request.sampling, row.choice_index)
         return found
 
 

@@ -26,15 +26,14 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.sampling.candidates import argmax, likeliest, select_rows
 from paged_sdk.sampling.processor import Processor
 from paged_sdk.sampling.row import SampleRow
-from paged_sdk.sampling.truncation import Settings, draw_from_all, is_greedy
-from paged_sdk.sampling.uniform import more_uniforms
+from paged_sdk.sampling.token_draw import TokenDraw
+from paged_sdk.sampling.truncation import is_greedy
 
-__all__ = ["NUM_DRAWN", "Proposals", "numbers_of"]
+__all__ = ["NUM_DRAWN", "Proposals"]
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 Allows: TypeAlias = Callable[[int], bool]
@@ -45,8 +44,6 @@ _NUM_LIKELIEST: Final = 8
 _MOST_AHEAD: Final = 8
 _MARGIN: Final = 1e-5
 """Relative margin, larger than the rounding error of sums of float32 weights."""
-_NUMBERS_AT_ONCE: Final = 1 << 19
-"""Bounds copies of logits to 2 MB, which stay in the cache between the operations that turn them into weights."""
 
 
 class Proposals:
@@ -55,6 +52,7 @@ class Proposals:
     :param logits: float32 ``[N, V]``, changed by all other processors
     :param rows: one per row of the logits
     :param changes: the rows to propose for, and their changes
+    :param token_draw: draws the proposals
     :ivar taken: the chosen tokens of rows that need no mask
     :ivar drawn: the proposals of the other rows that draw, ``[num_samples, NUM_DRAWN]`` each; below 0: no token
     """
@@ -65,11 +63,13 @@ class Proposals:
         rows: Sequence[SampleRow],
         processor: Processor[Any],
         changes: Sequence[tuple[int, Any]],
+        token_draw: TokenDraw,
     ) -> None:
         self.taken: dict[int, list[int]] = {}
         self.drawn: dict[int, Ids] = {}
         self._logits = logits
         self._rows = rows
+        self._token_draw = token_draw
         greedy: list[int] = []
         drawing: list[int] = []
         for index, _ in changes:
@@ -103,20 +103,9 @@ class Proposals:
         return next(found, NOT_DRAWN)
 
     def _draw(self, indices: Sequence[int]) -> None:
-        at_once = max(_NUMBERS_AT_ONCE // self._logits.shape[1], 1)
-        for start in range(0, len(indices), at_once):
-            some = indices[start : start + at_once]
-            own = [self._rows[index] for index in some]
-            owners = np.repeat(np.arange(len(own)), [row.num_samples * NUM_DRAWN for row in own])
-            settings = Settings.of([row.request.sampling for row in own], self._logits.shape[1])
-            numbers = numbers_of(own, NUM_DRAWN).ravel()
-            logits = select_rows(self._logits, some)
-            drawn = draw_from_all(logits, settings.only_temperature(), owners, numbers, keeps_logits=True)
-            drawn = drawn.reshape(-1, NUM_DRAWN)
-            at = 0
-            for index, row in zip(some, own, strict=True):
-                self._settle(index, drawn[at : at + row.num_samples])
-                at += row.num_samples
+        proposed = self._token_draw.propose(self._logits, self._rows, indices, NUM_DRAWN)
+        for index, own in zip(indices, proposed, strict=True):
+            self._settle(index, own)
 
     def _settle(self, index: int, proposed: Ids) -> None:
         """Take the first allowed proposal of each sample, if it is certain for all samples that top-p and min-p keep
@@ -153,23 +142,3 @@ class Proposals:
         before = sum(weight for each, weight in zip(ahead, weights[1:], strict=True) if allows(int(each)))
         # All allowed tokens together weigh at least as much as these.
         return bool(before * (1 + _MARGIN) < top_p * (before + weights[0]))
-
-
-def numbers_of(rows: Sequence[SampleRow], num: int) -> npt.NDArray[np.float64]:
-    """Return ``num`` random numbers in [0, 1) for each sample of each row.
-
-    :returns: ``[number of samples of all rows, num]``
-    """
-    streams = [(row, row.choice_index + sample) for row in rows for sample in range(row.num_samples)]
-    return more_uniforms(
-        [_seed_of(row.request.sampling) for row, _ in streams],
-        [choice for _, choice in streams],
-        [row.num_output_tokens for row, _ in streams],
-        num,
-    )
-
-
-def _seed_of(params: SamplingParams) -> int:
-    """Return the seed, which every request in the scheduler has."""
-    assert params.seed is not None, "the scheduler's sequences have a seed"
-    return params.seed

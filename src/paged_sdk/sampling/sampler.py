@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,18 +20,12 @@ from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.failures import all_banned, not_finite
 from paged_sdk.sampling.logprobs import LogprobTable
 from paged_sdk.sampling.processor import Processor
-from paged_sdk.sampling.proposals import NUM_DRAWN, Proposals, numbers_of
+from paged_sdk.sampling.proposals import Proposals
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.sampling.text_state import TextState
-from paged_sdk.sampling.truncation import (
-    Settings,
-    draw_from_all,
-    draw_from_likeliest,
-    draw_greedy,
-    is_greedy,
-    num_candidates,
-)
+from paged_sdk.sampling.token_draw import make_token_draw
+from paged_sdk.sampling.truncation import draw_greedy
 
 __all__ = ["PreparedRows", "SampledRows", "Sampler", "take_likeliest"]
 
@@ -125,6 +119,7 @@ class Sampler:
         self._device = device
         self._processors = processors
         self._states: dict[int, TextState] = {}
+        self._token_draw = make_token_draw(device)
 
     def prepare(self, rows: Sequence[SampleRow]) -> PreparedRows:
         """Do all work that needs no logits, so that it overlaps with a device computing them."""
@@ -167,9 +162,13 @@ class Sampler:
         with torch.inference_mode():
             if prepared.is_plain:
                 return take_likeliest(draw_greedy(logits).tolist(), rows)
-            failed: dict[int, PagedError] = {**prepared.failed, **_zero_bad_rows(logits, rows)}
+            failed = dict(prepared.failed)
+            are_checked = any(prepared.changes) or any(row.request.sampling.top_n_logprobs is not None for row in rows)
+            if are_checked:  # before anything else reads them; drawing finds bad rows by itself
+                failed |= _zero_bad_rows(logits, rows)
             tables = _logprob_tables(logits, rows)
-            proposals: Proposals | None = None
+            taken: Mapping[int, list[int]] = {}
+            proposed: Mapping[int, npt.NDArray[np.int64]] = {}
             for processor, changes in zip(self._processors, prepared.changes, strict=True):
                 if not changes:
                     continue
@@ -177,16 +176,19 @@ class Sampler:
                     asked = [
                         each for each in changes if each[0] not in failed and processor.only_token(each[1]) is None
                     ]
-                    proposals = Proposals(logits, rows, processor, asked)
-                    changes = [each for each in changes if each[0] not in proposals.taken]
+                    proposals = Proposals(logits, rows, processor, asked, self._token_draw)
+                    taken, proposed = proposals.taken, proposals.drawn
+                    changes = [each for each in changes if each[0] not in taken]
                 if changes:
                     failed = {**processor.apply(logits, changes), **failed}
-            chosen = _choose(logits, rows, proposals)
-            for index, tokens in enumerate(chosen):
-                if index in failed:
-                    tokens.clear()
-                elif not tokens:
-                    failed[index] = all_banned(rows[index].request)
+            wanted = [index for index in range(len(rows)) if index not in failed and index not in taken]
+            drawn = self._token_draw.draw(logits, rows, wanted, proposed)
+            tokens = {**taken, **dict(zip(wanted, drawn, strict=True))}
+            for index in wanted:
+                if not tokens[index]:
+                    request = rows[index].request
+                    failed[index] = all_banned(request) if are_checked else not_finite(request)
+            chosen = [tokens.get(index, []) for index in range(len(rows))]
             return SampledRows(chosen, _raw_logprobs(tables, chosen), failed)
 
     def sample_alone(self, logits: Tensor, rows: Sequence[SampleRow]) -> SampledRows:
@@ -204,10 +206,11 @@ class Sampler:
                     sampled.failed[index] = alone.failed[0]
         return sampled
 
-    def forget(self, seq_ids: Iterable[int]) -> None:
+    def forget(self, seq_ids: Collection[int]) -> None:
         """Drop the state of sequences that have ended; unknown ids are allowed."""
         for seq_id in seq_ids:
             self._states.pop(seq_id, None)
+        self._token_draw.forget(seq_ids)
 
     def _state(self, row: SampleRow) -> TextState:
         """Return the state of a row's sequence, made if it is new."""
@@ -277,69 +280,10 @@ def take_likeliest(likeliest: Sequence[int], rows: Sequence[SampleRow]) -> Sampl
 
 def _zero_bad_rows(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, PagedError]:
     """Find the rows with NaN or Inf, and overwrite their logits with zeros, so that processors see finite numbers."""
-    # The maximum is NaN or +Inf if any logit is, and -Inf if every logit is.
-    finite = logits.amax(-1).isfinite()
-    if finite.all():
-        return {}
-    logits[~finite] = 0
-    return {index: not_finite(rows[index].request) for index, good in enumerate(finite.tolist()) if not good}
-
-
-def _choose(logits: Tensor, rows: Sequence[SampleRow], proposals: Proposals | None) -> list[list[int]]:
-    """Sample the tokens of each row from processed logits; a row whose tokens are all banned gets none."""
-    tokens: list[list[int]] = [[] for _ in rows]
-    # Rows are grouped by how they are drawn, which depends on a row's own settings alone.
-    ways: defaultdict[int | None, list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        if proposals is not None and index in proposals.taken:
-            tokens[index] = proposals.taken[index]
-            continue
-        params = row.request.sampling
-        ways[None if is_greedy(params) else num_candidates(params, logits.shape[1])].append(index)
-    for width, indices in ways.items():
-        part = select_rows(logits, indices)
-        owners = np.repeat(np.arange(len(indices)), [rows[index].num_samples for index in indices])
-        if width is None:
-            drawn = draw_greedy(part)[owners]
-        else:
-            drawn = _draw(part, [rows[index] for index in indices], owners, width, _proposed(proposals, rows, indices))
-        for owner, token in zip(owners.tolist(), drawn.tolist(), strict=True):
-            if token != NOT_DRAWN:
-                tokens[indices[owner]].append(token)
-    return tokens
-
-
-def _proposed(
-    proposals: Proposals | None, rows: Sequence[SampleRow], indices: Sequence[int]
-) -> npt.NDArray[np.int64] | None:
-    """Return the proposals for each sample of some rows, with :data:`NOT_DRAWN` for rows without proposals."""
-    if proposals is None or proposals.drawn.keys().isdisjoint(indices):
-        return None
-    none = np.full((1, NUM_DRAWN), NOT_DRAWN)
-    return np.concatenate([proposals.drawn.get(index, none.repeat(rows[index].num_samples, 0)) for index in indices])
-
-
-def _draw(
-    logits: Tensor,
-    rows: Sequence[SampleRow],
-    owners: npt.NDArray[np.int64],
-    width: int,
-    proposed: npt.NDArray[np.int64] | None,
-) -> npt.NDArray[np.int64]:
-    """Draw a token for each sample.
-
-    :param owners: the index in ``rows`` of each sample
-    :param proposed: proposals for each sample, ``[len(owners), NUM_DRAWN]``; the first that truncation keeps is taken
-    """
-    settings = Settings.of([row.request.sampling for row in rows], logits.shape[1])
-    if proposed is None:
-        numbers = numbers_of(rows, 1)[:, 0]
-    else:  # the first NUM_DRAWN numbers of samples with proposals were used to draw these
-        all_numbers = numbers_of(rows, NUM_DRAWN + 1)
-        numbers = np.where(proposed[:, 0] == NOT_DRAWN, all_numbers[:, 0], all_numbers[:, NUM_DRAWN])
-    if width:
-        return draw_from_likeliest(logits, settings, width, owners, numbers, proposed)
-    return draw_from_all(logits, settings, owners, numbers, proposed)
+    bad = np.flatnonzero(draw_greedy(logits) == NOT_DRAWN)
+    if len(bad):
+        logits[torch.from_numpy(bad).to(logits.device)] = 0
+    return {index: not_finite(rows[index].request) for index in bad.tolist()}
 
 
 def _logprob_tables(logits: Tensor, rows: Sequence[SampleRow]) -> list[tuple[LogprobTable, list[int]]]:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["more_uniforms", "stream_starts", "uniforms"]
+__all__ = ["more_uniforms", "stream_starts", "streams_of_others", "uniforms"]
 
 _GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 _LARGEST_64_BIT_PRIME: Final = 2**64 - 59
@@ -40,6 +40,15 @@ def more_uniforms(
     first = _bits(seeds, choice_indices, positions)[:, None]
     others = _mix(first + _GAMMA * np.arange(1, num, dtype=np.uint64))
     return _fractions(np.concatenate([first, others], axis=1))
+
+
+def streams_of_others(streams: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the stream in which number j of :func:`more_uniforms`, j at least 1, is at position j - 1.
+
+    :param streams: the starts of the streams of the first numbers
+    :param positions: the places of the first numbers in them
+    """
+    return _mix(streams.view(np.uint64) + _GAMMA * (positions.view(np.uint64) + np.uint64(1))).view(np.int64)
 
 
 def stream_starts(seeds: Sequence[int], choice_indices: Sequence[int]) -> npt.NDArray[np.uint64]:

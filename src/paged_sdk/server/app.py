@@ -297,11 +297,20 @@ def create_app(models: Model | Mapping[str, ModelSource], settings: ServerSettin
     return ModelServer(ServedModels(named), settings or ServerSettings())
 
 
+def _meant(request: Request) -> str:
+    """Return a question for a client whose base address lacks ``/v1`` or has it twice, for the text of an error."""
+    root = request.scope.get("root_path", "")
+    path = request.url.path.removeprefix(root)
+    paths = {route.path for route in request.app.routes if isinstance(route, Route)}
+    near = [each for each in (f"/v1{path}", path.removeprefix("/v1")) if each in paths]
+    return f": is {root}{near[0]} meant?" if near else ""
+
+
 async def _http_problem(request: Request, error: Exception) -> Response:
     """Answer requests with an unknown path or method."""
     assert isinstance(error, HTTPException)
     message = error.detail
     if error.status_code == 404:
-        message = f"there is nothing at {request.url.path[:200]}"
+        message = f"there is nothing at {request.url.path[:200]}{_meant(request)}"
     problem = Problem(status=error.status_code, message=message, headers=dict(error.headers or {}))
     return problem_response(request.scope, problem)

@@ -172,7 +172,9 @@ def _schema_of(hint: Any, where: str, depth: int, classes: _Classes) -> dict[str
         return {"type": "object"} | more
     if isinstance(hint, type) and (typing.is_typeddict(hint) or dataclasses.is_dataclass(hint) or attrs.has(hint)):
         return _class_of(hint, where, inner, classes)
-    raise InvalidRequestError.of("tools", f"{where}: {_name_of(hint)}", _ALLOWED)
+    name = _name_of(hint)
+    whole = "; generate_structured takes pydantic models as a whole, RootModels too" if _is_pydantic(hint) else ""
+    raise InvalidRequestError.of("tools", name if name == where else f"{where}: {name}", _ALLOWED + whole)
 
 
 def _choice_of(values: Iterable[Any], where: str) -> dict[str, Any]:
@@ -257,6 +259,10 @@ def required_keys(cls: Any, hints: Mapping[str, Any]) -> frozenset[str]:
     # Python itself evaluates these two only if annotations are not strings.
     said = {typing.Required: True, typing.NotRequired: False}
     return frozenset(name for name in hints if said.get(get_origin(hints[name]), name in cls.__required_keys__))
+
+
+def _is_pydantic(hint: Any) -> bool:
+    return isinstance(hint, type) and callable(getattr(hint, "model_json_schema", None))
 
 
 def _name_of(hint: Any) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import TypeAlias, cast
 
+from paged_sdk.config.checks import as_tuple
 from paged_sdk.errors import InvalidRequestError
 
 __all__ = ["PromptLike", "PromptsLike", "as_prompts", "name_of_prompt"]
@@ -19,10 +20,16 @@ def as_prompts(prompt: PromptsLike, name: str = "prompt") -> list[PromptLike]:
     """Return the prompts of a completion. Token ids are not checked.
 
     :param name: the argument's name in errors
-    :raises InvalidRequestError: an empty list, or one that begins with a text or a list and holds something else too
+    :raises InvalidRequestError: an empty list, or one that begins with a text or a list and holds something else too;
+        several prompts in an array or an iterator
     """
-    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence):
+    if isinstance(prompt, str | bytes | Set):
         return [cast(PromptLike, prompt)]
+    if not isinstance(prompt, Sequence):
+        items = as_tuple(prompt)
+        if isinstance(items, tuple) and items and _is_prompt(items[0]):
+            raise InvalidRequestError.of(name, prompt, "a text, token ids, or a list or tuple of these")
+        return [cast(PromptLike, items)]
     if not prompt:
         raise InvalidRequestError.of(name, prompt, "a text, token ids, or a list of at least one of them")
     if not _is_prompt(prompt[0]):

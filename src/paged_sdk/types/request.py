@@ -212,7 +212,9 @@ def as_request(request: ChatRequestLike) -> RequestBuilder:
     """
     built = request if isinstance(request, RequestBuilder) else RequestBuilder.from_messages(request)
     if not built.messages:
-        raise InvalidRequestError.of("messages", [], "at least one message")
+        # Of an object with add_message, the call's result was most likely not kept.
+        returned = "" if isinstance(request, Sequence) else " (add_message returns a new object, with the message)"
+        raise InvalidRequestError.of("messages", [], f"at least one message{returned}")
     if built.options.continue_final_message:
         _check_begun_answer(built.messages[-1], built.options)
     return built

@@ -38,6 +38,7 @@ from paged_sdk.weights.gguf.config_export import config_metadata, gguf_architect
 from paged_sdk.weights.gguf.export import gguf_tensors
 from paged_sdk.weights.gguf.export_matrix import GgufMatrix
 from paged_sdk.weights.gguf.file import GgufFile, open_gguf, tensors_of_parts
+from paged_sdk.weights.gguf.layer_numbers import number_metadata
 from paged_sdk.weights.gguf.mamba import with_factors_in_weights
 from paged_sdk.weights.gguf.mixtures import PLAIN_TYPES, ModelShape, file_type, tensor_types
 from paged_sdk.weights.gguf.rope import global_rope
@@ -60,7 +61,9 @@ _F32: Final = tensor_type_of("F32")
 _REPLACED_KEYS: Final = ("general.file_type", "general.quantization_version", "general.alignment")
 _CLOSE: Final = 1e-5
 # Architectures that have sliding windows in llama.cpp.
-_WITH_WINDOWS: Final = frozenset({"gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "exaone-moe", "cohere2"})
+_WITH_WINDOWS: Final = frozenset(
+    {"gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "exaone-moe", "cohere2", "afmoe"},
+)
 
 
 def write(
@@ -194,7 +197,8 @@ def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted, encoder: TensorEnc
             architecture=config.model_type,
         )
     values = config_metadata(config, _attention_factor(global_rope(config)))
-    stored = gguf_tensors(checkpoint.source, config, checkpoint_names(checkpoint), _divisors(global_rope(config)))
+    names = checkpoint_names(checkpoint)
+    stored = gguf_tensors(checkpoint.source, config, names, _divisors(global_rope(config)))
     shape = ModelShape(
         num_layers=config.num_layers,
         queries_per_key=config.num_heads // config.num_kv_heads,
@@ -215,6 +219,7 @@ def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted, encoder: TensorEnc
         "general.name": path.resolve().name,
         **_written_keys(wanted),
         **values,
+        **number_metadata(checkpoint.source, config, names),
         **tokenizer,
     }
     return _Plan(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.linear import check_matrix
-from paged_sdk.kernels.native.structures import Argmax
+from paged_sdk.kernels.native.structures_sampling import Argmax
 
 __all__ = ["likeliest_tokens"]
 

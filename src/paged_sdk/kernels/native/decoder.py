@@ -101,6 +101,7 @@ class NativeDecoder:
             target.input_column = own.column
         target.shares_keys, target.keys_as_values = layer.shares_keys, layer.keys_as_values
         target.value_norm, target.norms_last, target.scale = layer.value_norm, layer.norms_last, layer.scale
+        target.gates = layer.gates
         if layer.mixture is not None:
             self._kept += layer.mixture.describe(target.mixture)
         of_queries, of_keys = (
@@ -118,6 +119,7 @@ class NativeDecoder:
             ("query_norm_bias", size),
             ("key_norm", of_keys),
             ("key_norm_bias", size),
+            ("xielu", 4),
         ):
             setattr(target, name, self._vector(name, getattr(layer, name), length))
         target.norm, target.head_norm = NORMS[layer.norm], _HEAD_NORMS[layer.head_norm]

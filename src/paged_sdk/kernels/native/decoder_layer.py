@@ -3,8 +3,9 @@
 The basic layer is llama's: RMSNorm, attention with rotary embedding, residual; RMSNorm, gated MLP, residual. Options
 cover other families: biases of any matrix (Qwen2, some Llamas), norms of query and key heads (Qwen3), norms of the
 outputs of attention and MLP, in addition to those of the inputs (Gemma) or instead of them (OLMo 2), rotary embeddings
-that differ between layers (Gemma 3) or are interleaved (GLM), layer norms and MLPs without a gate (StarCoder 2), MLPs
-parallel to attention (Command R), and experts in place of the MLP (Mixtral) or beside it (Qwen2-MoE, Gemma 4).
+that differ between layers (Gemma 3) or are interleaved (GLM), layer norms and MLPs without a gate (StarCoder 2), an
+activation with learned numbers (Apertus), gates of attention (AFMoE), MLPs parallel to attention (Command R), and
+experts in place of the MLP (Mixtral) or beside it (Qwen2-MoE, Gemma 4).
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class LayerInput:
 class DecoderLayer:
     """Holds the weights and settings of one layer. Hidden and inner sizes are multiples of 16.
 
-    :ivar qkv: query, key and value [.., hidden], or one fused matrix; without value with ``keys_as_values``, and only
-        query with ``shares_keys``
+    :ivar qkv: query, key and value [.., hidden], or one fused matrix; without value with ``keys_as_values``, only query
+        with ``shares_keys``, and with ``gates`` a last one to these
     :ivar output: [hidden, num_heads * head_dim]
     :ivar gate: of the MLP, [inner, hidden]; None: an MLP without a gate, whose activation is applied to ``up``
     :ivar up: [inner, hidden]; None: no MLP
@@ -69,6 +70,8 @@ class DecoderLayer:
     :ivar query_norm: weight of the norm of queries; None: no norm
     :ivar key_norm: likewise for keys
     :ivar norms_last: whether queries and keys are normalized after their rotation instead of before
+    :ivar gates: whether ``qkv`` also projects to gates, [num_heads * head_dim], whose sigmoids multiply attention's
+        output before ``output``
     :ivar value_norm: whether each head's values are divided by their root mean square
     :ivar keys_as_values: whether values are the projected keys, before their norm and rotation
     :ivar shares_keys: whether the layer attends over keys and values that an earlier layer has written to ``cache``
@@ -76,6 +79,9 @@ class DecoderLayer:
     :ivar scale: multiplies the residual stream after the layer, with norms of outputs only
     :ivar clip: limit of the magnitude of queries, keys and values; None: no limit
     :ivar sinks: [num_heads], an extra logit without a value in each head's softmax; None: no sinks
+    :ivar activation: of the MLP's gate, or without a gate of ``up``
+    :ivar xielu: [4], in place of ``activation`` of an MLP without a gate: xIELU's factors of the curves above and below
+        0, its beta and its eps; None: ``activation``
     :ivar parallel: whether the MLP reads the same normalized input as attention, and both outputs are added at once
     :ivar rope: index of the layer's rotary embedding among the step's
     :ivar attended_widths: [num_ranks] int32: the columns of attention's output that each rank computes; they are
@@ -106,6 +112,7 @@ class DecoderLayer:
     key_norm: Tensor | None = None
     key_norm_bias: Tensor | None = None
     norms_last: bool = False
+    gates: bool = False
     value_norm: bool = False
     keys_as_values: bool = False
     shares_keys: bool = False
@@ -116,6 +123,7 @@ class DecoderLayer:
     sinks: Tensor | None = None
     parallel: bool = False
     activation: Literal["silu", "gelu_tanh", "relu2"] = "silu"
+    xielu: Tensor | None = None
     rope: int = 0
     attended_widths: Tensor | None = None
     inner_widths: Tensor | None = None
@@ -126,8 +134,9 @@ class DecoderLayer:
         queries = self.shape.num_heads * size
         check_weights([each.weight for each in self.qkv])
         of_heads = 1 if self.shares_keys else 2 if self.keys_as_values else 3
-        if len(self.qkv) not in (1, of_heads):
-            raise ConfigError.of("qkv", len(self.qkv), f"one weight, or {of_heads}")
+        num_matrices = of_heads + (1 if self.gates else 0)
+        if len(self.qkv) not in (1, num_matrices):
+            raise ConfigError.of("qkv", len(self.qkv), f"one weight, or {num_matrices}")
         self._check_norms()
         if self.parallel and (self.mixture is not None or self.mlp_norm is not None):
             raise ConfigError.of(
@@ -137,7 +146,7 @@ class DecoderLayer:
             raise ConfigError.of("mlp_output_norm", None, "a norm, with a layer's own input or scale")
         keys = (of_heads - 1) * self.shape.num_kv_heads * size
         expected = {
-            "qkv": (queries + keys, hidden),
+            "qkv": (queries * (2 if self.gates else 1) + keys, hidden),
             "output": self._last_shape(self.output.weight.rows, self.attended_widths, queries),
         }
         found = {"qkv": (sum(each.weight.rows for each in self.qkv), hidden), "output": self.output.shape}
@@ -151,6 +160,8 @@ class DecoderLayer:
             found |= {"gate": (self.gate or self.up).shape, "up": self.up.shape, "down": self.down.shape}
         elif (self.gate, self.up, self.down) != (None, None, None):
             raise ConfigError.of("up and down", (self.up, self.down), "both, or no MLP")
+        if self.xielu is not None and (self.up is None or self.gate is not None):
+            raise ConfigError.of("xielu", "given", "none, but of an MLP without a gate")
         self._check_mixture()
         if (own := self.layer_input) is not None:
             if own.size % 16:

@@ -23,7 +23,7 @@ from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.linear import same_order
 from paged_sdk.kernels.native.packed import GROUPED_TYPE, PANEL_ROWS, PackedWeight, whole_panels
-from paged_sdk.kernels.native.structures import Codes, DecodeGrouped, Grouped
+from paged_sdk.kernels.native.structures_packing import Codes, DecodeGrouped, Grouped
 from paged_sdk.kernels.own_pages import own_pages
 from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix, even_levels, rounded_levels
 from paged_sdk.kernels.quantized.packed_codes import CodeForm, PackedCodes

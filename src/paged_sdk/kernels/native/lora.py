@@ -19,7 +19,7 @@ from paged_sdk.kernels.own_pages import own_pages
 
 __all__ = ["NativeAdapters", "NativeLora"]
 
-NUM_PROJECTIONS: Final = 9
+NUM_PROJECTIONS: Final = 10
 _PANEL: Final = 16
 _RANKS: Final = 4
 """Ranks are padded with zeros to a multiple of this."""
@@ -45,8 +45,8 @@ class _Part:
 class NativeLora:
     """Holds one adapter for a stack of layers, in one allocation, with matrices in the order of their use.
 
-    :param layers: for each layer, its updates by the number of their first matrix: query, key and value are 0 to 2,
-        output is 3, gate and up are 4 and 5, down is 6 (``PagedProjection``)
+    :param layers: for each layer, its updates by the number of their first matrix: query, key, value and attention's
+        gate are 0 to 3, output is 4, gate and up are 5 and 6, down is 7 (``PagedProjection``)
     :raises ConfigError: rows or columns of a part are not a multiple of 16
     """
 

@@ -39,7 +39,7 @@ class Mixture:
     :ivar input_norm: [hidden], weight of an RMSNorm of the residual stream, which the experts read; None: they read
         what an MLP reads
     :ivar output_norm: beside an MLP: [hidden], weight of an RMSNorm of the experts' output; None: no norm
-    :ivar mlp_norm: beside an MLP: [hidden], weight of an RMSNorm of the MLP's output; None: no norm
+    :ivar dense_output_norm: beside an MLP: [hidden], weight of an RMSNorm of the MLP's output; None: no norm
     :ivar mlp_gate: beside an MLP: [hidden]; the MLP's output is multiplied by the sigmoid of its product with what the
         experts read; None: it is not
     :ivar inner_widths: with tensor parallelism, the number of neurons per expert of each rank, int32; None: one rank,
@@ -57,7 +57,7 @@ class Mixture:
     swiglu: tuple[float, float] | None = None
     input_norm: Tensor | None = None
     output_norm: Tensor | None = None
-    mlp_norm: Tensor | None = None
+    dense_output_norm: Tensor | None = None
     mlp_gate: Tensor | None = None
     inner_widths: Tensor | None = None
 
@@ -77,7 +77,7 @@ class Mixture:
     @property
     def needs_mlp(self) -> bool:
         """Return whether a setting has a meaning beside an MLP alone."""
-        return any(each is not None for each in (self.output_norm, self.mlp_norm, self.mlp_gate))
+        return any(each is not None for each in (self.output_norm, self.dense_output_norm, self.mlp_gate))
 
     def describe(self, target: Structure) -> Iterator[Tensor | None]:
         """Fill the C structure, and return the tensors that must outlive it besides this object's.
@@ -94,7 +94,7 @@ class Mixture:
             ("router_norm", hidden),
             ("input_norm", hidden),
             ("output_norm", hidden),
-            ("mlp_norm", hidden),
+            ("dense_output_norm", hidden),
             ("mlp_gate", hidden),
         ):
             vector = float_vector(name, getattr(self, name), size)

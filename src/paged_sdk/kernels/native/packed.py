@@ -13,7 +13,8 @@ from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels.native.library import NativeLibrary
-from paged_sdk.kernels.native.structures import WEIGHT_DTYPES, Dense, Rows, Weight
+from paged_sdk.kernels.native.structures import WEIGHT_DTYPES, Rows, Weight
+from paged_sdk.kernels.native.structures_packing import Dense
 from paged_sdk.kernels.own_pages import own_pages
 from paged_sdk.kernels.quantized.gguf_blocks import block_format
 

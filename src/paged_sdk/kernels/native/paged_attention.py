@@ -18,7 +18,8 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache, Precision
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import float_vector, pointer
-from paged_sdk.kernels.native.structures import DTYPES, Attention, Batch, Cache, Heads
+from paged_sdk.kernels.native.structures import DTYPES
+from paged_sdk.kernels.native.structures_attention import Attention, Batch, Cache, Heads
 
 __all__ = [
     "MAX_FEW_TOKENS",

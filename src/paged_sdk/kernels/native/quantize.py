@@ -13,7 +13,8 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.linear import check_matrix
-from paged_sdk.kernels.native.structures import WEIGHT_DTYPES, Quantize
+from paged_sdk.kernels.native.structures import WEIGHT_DTYPES
+from paged_sdk.kernels.native.structures_packing import Quantize
 from paged_sdk.kernels.quantized.quantize import not_finite, writable_format
 
 __all__ = ["quantize_blocks"]

@@ -15,7 +15,8 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.linear import check_matrix
-from paged_sdk.kernels.native.structures import WEIGHT_DTYPES, QuantizeGroups
+from paged_sdk.kernels.native.structures import WEIGHT_DTYPES
+from paged_sdk.kernels.native.structures_packing import QuantizeGroups
 from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix
 from paged_sdk.kernels.quantized.quantize import not_finite
 from paged_sdk.kernels.quantized.quantize_groups import GROUP, between_levels

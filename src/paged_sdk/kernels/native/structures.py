@@ -6,30 +6,20 @@ from ctypes import Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
 
 import torch
 
+from paged_sdk.kernels.native.structures_attention import Batch, Cache, Heads
 from paged_sdk.kernels.native.structures_routing import Choice
 
 __all__ = [
     "ACTIVATIONS",
     "DTYPES",
     "WEIGHT_DTYPES",
-    "Argmax",
-    "Attention",
-    "Batch",
-    "Cache",
-    "Codes",
-    "DecodeGrouped",
     "Decoder",
-    "Dense",
     "Experts",
-    "Grouped",
     "HeadProduct",
-    "Heads",
     "Layer",
     "Linear",
     "Mixture",
     "Norm",
-    "Quantize",
-    "QuantizeGroups",
     "Ranks",
     "Rope",
     "Rows",
@@ -131,68 +121,6 @@ class Experts(Structure):
     )
 
 
-class Cache(Structure):
-    """Mirrors ``paged_cache``: the pages of one layer."""
-
-    _fields_ = (
-        ("key", c_void_p),
-        ("value", c_void_p),
-        ("key_scale", c_void_p),
-        ("value_scale", c_void_p),
-        ("key_offsets", c_void_p),
-        ("key_factors", c_void_p),
-    )
-
-
-class Batch(Structure):
-    """Mirrors ``paged_batch``: the sequences of a step."""
-
-    _fields_ = (
-        ("cu_seqlens_q", c_void_p),
-        ("block_tables", c_void_p),
-        ("context_lens", c_void_p),
-        ("in_chunks", c_void_p),
-        ("bidirectional_from", c_void_p),
-        ("num_seqs", c_int32),
-        ("max_blocks", c_int32),
-    )
-
-
-class Heads(Structure):
-    """Mirrors ``paged_heads``: the heads of one layer, and how their scores are computed."""
-
-    _fields_ = (
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("block_size", c_int32),
-        ("cache_dtype", c_int32),
-        ("window", c_int32),
-        ("window_reaches_ahead", c_int32),
-        ("scale", c_float),
-        ("softcap", c_float),
-        ("products", c_int32),
-        ("sinks", c_void_p),
-    )
-
-
-class Attention(Structure):
-    """Mirrors ``paged_attention_args``: the arguments of attention."""
-
-    _fields_ = (
-        ("query", c_void_p),
-        ("out", c_void_p),
-        ("workspace", c_void_p),
-        ("query_stride", c_int64),
-        ("out_stride", c_int64),
-        ("heads", Heads),
-        ("cache", Cache),
-        ("batch", Batch),
-        ("dtype", c_int32),
-        ("num_threads", c_int32),
-    )
-
-
 class Mixture(Structure):
     """Mirrors ``paged_mixture``: a layer's experts."""
 
@@ -202,7 +130,7 @@ class Mixture(Structure):
         ("router_norm", c_void_p),
         ("input_norm", c_void_p),
         ("output_norm", c_void_p),
-        ("mlp_norm", c_void_p),
+        ("dense_output_norm", c_void_p),
         ("mlp_gate", c_void_p),
         ("inner_widths", c_void_p),
         ("choice", Choice),
@@ -231,7 +159,7 @@ class Layer(Structure):
     """Mirrors ``paged_layer``: the weights and settings of one decoder layer."""
 
     _fields_ = (
-        ("qkv", Weight * 3),
+        ("qkv", Weight * 4),
         ("output", Weight),
         ("mixture", Mixture),
         ("gate", Weight),
@@ -253,6 +181,7 @@ class Layer(Structure):
         ("attended_widths", c_void_p),
         ("inner_widths", c_void_p),
         ("hidden_widths", c_void_p),
+        ("xielu", c_void_p),
         ("heads", Heads),
         ("cache", Cache),
         ("num_qkv", c_int32),
@@ -268,6 +197,7 @@ class Layer(Structure):
         ("keys_as_values", c_int32),
         ("value_norm", c_int32),
         ("norms_last", c_int32),
+        ("gates", c_int32),
         ("input_column", c_int32),
         ("scale", c_float),
     )
@@ -327,20 +257,6 @@ class Update(Structure):
     )
 
 
-class Argmax(Structure):
-    """Mirrors ``paged_argmax_args``: the arguments of a row-wise argmax."""
-
-    _fields_ = (
-        ("x", c_void_p),
-        ("out", c_void_p),
-        ("x_stride", c_int64),
-        ("rows", c_int32),
-        ("cols", c_int32),
-        ("num_threads", c_int32),
-        ("reserved", c_int32),
-    )
-
-
 class Norm(Structure):
     """Mirrors ``paged_norm_args``: the arguments of a norm."""
 
@@ -366,105 +282,5 @@ class Rows(Structure):
         ("rows", c_void_p),
         ("out", c_void_p),
         ("num_rows", c_int32),
-        ("num_threads", c_int32),
-    )
-
-
-class Codes(Structure):
-    """Mirrors ``paged_codes``: the memory layout of a grouped matrix's codes."""
-
-    _fields_ = (
-        ("data", c_void_p),
-        ("row_bytes", c_int64),
-        ("word_bytes", c_int64),
-        ("bits", c_int32),
-        ("form", c_int32),
-        ("mask", c_int32),
-        ("flip", c_int32),
-    )
-
-
-class Grouped(Structure):
-    """Mirrors ``paged_grouped_args``: the arguments of packing a grouped matrix."""
-
-    _fields_ = (
-        ("codes", Codes),
-        ("scales", c_void_p),
-        ("minima", c_void_p),
-        ("levels", c_void_p),
-        ("out", c_void_p),
-        ("scale_factor", c_float),
-        ("minimum_factor", c_float),
-        ("format", c_int32),
-        ("rows", c_int32),
-        ("cols", c_int32),
-        ("num_threads", c_int32),
-    )
-
-
-class Dense(Structure):
-    """Mirrors ``paged_dense_args``: the arguments of packing a dense matrix."""
-
-    _fields_ = (
-        ("x", c_void_p),
-        ("out", c_void_p),
-        ("format", c_int32),
-        ("rows", c_int32),
-        ("cols", c_int32),
-        ("dtype", c_int32),
-        ("num_threads", c_int32),
-        ("reserved", c_int32),
-    )
-
-
-class DecodeGrouped(Structure):
-    """Mirrors ``paged_decode_grouped_args``: the arguments of decoding a grouped matrix."""
-
-    _fields_ = (
-        ("codes", Codes),
-        ("scales", c_void_p),
-        ("minima", c_void_p),
-        ("levels", c_void_p),
-        ("out", c_void_p),
-        ("group_cols", c_int32),
-        ("rows", c_int32),
-        ("cols", c_int32),
-        ("num_threads", c_int32),
-    )
-
-
-class Quantize(Structure):
-    """Mirrors ``paged_quantize_args``: the arguments of quantizing a weight."""
-
-    _fields_ = (
-        ("x", c_void_p),
-        ("importance", c_void_p),
-        ("out", c_void_p),
-        ("x_stride", c_int64),
-        ("format", c_int32),
-        ("rows", c_int32),
-        ("cols", c_int32),
-        ("dtype", c_int32),
-        ("num_threads", c_int32),
-        ("reserved", c_int32),
-    )
-
-
-class QuantizeGroups(Structure):
-    """Mirrors ``paged_quantize_groups_args``: the arguments of quantizing a weight to groups of 64 columns."""
-
-    _fields_ = (
-        ("x", c_void_p),
-        ("codes", c_void_p),
-        ("scales", c_void_p),
-        ("minima", c_void_p),
-        ("between", c_void_p),
-        ("numbers", c_void_p),
-        ("x_stride", c_int64),
-        ("fit", c_int32),
-        ("bits", c_int32),
-        ("rows", c_int32),
-        ("cols", c_int32),
-        ("dtype", c_int32),
         ("num_threads", c_int32),
     )

@@ -13,6 +13,8 @@ Its first elements, which belong to the key alone, have a tile of their own: 64 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from attrs import frozen
@@ -20,7 +22,20 @@ from attrs import frozen
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.triton.attention_codes import Decoder, fit_query, split_codes
 
-__all__ = ["SPAN", "Tile", "attend", "joined", "load_query", "no_sums", "normalize", "offset_columns"]
+__all__ = [
+    "SPAN",
+    "HeadPages",
+    "Queries",
+    "RunningSoftmax",
+    "Scoring",
+    "Tile",
+    "attend",
+    "joined",
+    "load_query",
+    "no_sums",
+    "normalize",
+    "offset_columns",
+]
 
 SPAN: tl.constexpr = tl.constexpr(KEY_SPAN)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -44,6 +59,73 @@ class Tile:
     block_n: int
     num_warps: int
     num_stages: int
+
+
+class Queries(NamedTuple):
+    """Holds a tile of queries.
+
+    :ivar rows: see :func:`load_query`; ``factor`` likewise
+    :ivar position: ``[block_m]`` int32
+    :ivar slope: ``[block_m]`` float32 or None: ALiBi
+    """
+
+    rows: tl.tuple
+    factor: tl.tensor
+    position: tl.tensor
+    slope: tl.tensor
+
+
+class HeadPages(NamedTuple):
+    """Locates the keys and values of one sequence and KV head.
+
+    It is made in the call that takes it: assigned to a variable, its constants would become tensors (Triton 3.6).
+
+    :ivar key_cache: pointer to the KV head's elements; ``value_cache``, ``k_scale``, ``v_scale``, ``key_offsets``
+        likewise. No value cache: keys are the values, too, from element ``key_only`` on, and their scales
+    :ivar block_table: pointer to the sequence's table
+    :ivar decoder: None: keys and values are not quantized
+    """
+
+    key_cache: tl.tensor
+    value_cache: tl.tensor
+    k_scale: tl.tensor
+    v_scale: tl.tensor
+    key_offsets: tl.tensor
+    offset_stride: tl.tensor
+    block_table: tl.tensor
+    block_stride: tl.constexpr
+    slot_stride: tl.constexpr
+    scale_block_stride: tl.constexpr
+    scale_slot_stride: tl.constexpr
+    block_size: tl.constexpr
+    head_dim: tl.constexpr
+    key_only: tl.constexpr
+    decoder: tl.constexpr
+
+
+class Scoring(NamedTuple):
+    """Says how products of queries and keys become scores.
+
+    :ivar softcap: see :class:`~paged_sdk.kernels.attention_inputs.ScoreOptions`, also for ``window``; None: none
+    """
+
+    scale: tl.tensor
+    softcap: tl.tensor
+    window: tl.tensor
+
+
+class RunningSoftmax(NamedTuple):
+    """Holds the softmax of a tile of queries over the keys so far.
+
+    :ivar sums: float32, the sum of values so far, weighted by ``exp2(score - peak)``: a tile for each of values
+    :ivar peak: ``[block_m]`` float32: -inf before the first visible key, then about the greatest score so far; for a
+        quantized cache, the greatest sum of a score and the logarithm of its value's scale
+    :ivar total: float32, the sum of the weights: ``[block_m]``, or ``[block_m, block_n]`` still to be added up
+    """
+
+    sums: tl.tuple
+    peak: tl.tensor
+    total: tl.tensor
 
 
 @triton.jit
@@ -168,110 +250,85 @@ def _weighted(sums: tl.tuple, weights: tl.tensor, values: tl.tuple, decay: tl.te
 
 @triton.jit
 def attend(
-    sums: tl.tuple,
-    peak: tl.tensor,
-    total: tl.tensor,
-    rows: tl.tuple,
-    factor: tl.tensor,
-    query_position: tl.tensor,
-    slope: tl.tensor,
-    key_cache: tl.tensor,
-    value_cache: tl.tensor,
-    k_scale: tl.tensor,
-    v_scale: tl.tensor,
-    key_offsets: tl.tensor,
-    offset_stride: tl.tensor,
-    block_table: tl.tensor,
-    block_stride: tl.constexpr,
-    slot_stride: tl.constexpr,
-    scale_block_stride: tl.constexpr,
-    scale_slot_stride: tl.constexpr,
+    running: RunningSoftmax,
+    queries: Queries,
+    pages: HeadPages,
+    scoring: Scoring,
     begin: tl.tensor,
     end: tl.tensor,
     first_key: tl.tensor,
-    scale: tl.tensor,
-    softcap: tl.tensor,
-    window: tl.tensor,
-    head_dim: tl.constexpr,
-    key_only: tl.constexpr,
-    block_size: tl.constexpr,
     block_n: tl.constexpr,
-    decoder: tl.constexpr,
     masked: tl.constexpr,
-) -> tl.tensor:
+) -> RunningSoftmax:
     """Fold the keys ``begin .. end - 1`` into the running softmax of a tile of queries, ``block_n`` keys at a time.
 
-    :param sums: float32, the sum of values so far, weighted by ``exp2(score - peak)``: a tile for each of ``rows``
-    :param peak: ``[block_m]`` float32: -inf before the first visible key, then about the greatest score so far; for a
-        quantized cache, the greatest sum of a score and the logarithm of its value's scale
-    :param total: ``[block_m]`` float32: sum of the weights
-    :param rows: see :func:`load_query`; ``factor`` likewise
-    :param query_position: ``[block_m]`` int32
-    :param slope: ``[block_m]`` float32 or None: ALiBi
-    :param key_cache: pointer to the KV head's elements; ``value_cache``, ``k_scale``, ``v_scale``, ``key_offsets``
-        likewise. No value cache: keys are the values, too, from element ``key_only`` on, and their scales
-    :param block_table: pointer to the sequence's table
     :param begin: a multiple of ``block_n``
     :param first_key: no key, scale or table entry before it or from ``end`` on is read: there may be NaN or no block
     :param masked: False: every query sees every key of ``begin .. end - 1``, a whole number of tiles
-    :returns: sums, peak, total
     """
+    sums, peak, total = running
+    rows, factor, query_position, slope = queries
+    decoder: tl.constexpr = pages.decoder
+    key_only: tl.constexpr = pages.key_only
+    block_size: tl.constexpr = pages.block_size
     quantized: tl.constexpr = decoder is not None
     parts: tl.constexpr = 2 if quantized else 1
-    stored_dim: tl.constexpr = (head_dim - key_only) // parts
+    stored_dim: tl.constexpr = (pages.head_dim - key_only) // parts
     dim = tl.arange(0, rows[0].shape[1])
     key_only_dim = tl.arange(0, rows[len(rows) - 1].shape[1])
     position = begin + tl.arange(0, block_n)
     # Blocks are looked up per key, since a tile may straddle blocks, and one tile ahead: with the lookup and the loads
     # that depend on it in one iteration, Triton 3.6 keeps a single buffer of keys and waits for it. This way it keeps
     # num_stages of them in flight.
-    present = position < end if window is None else (position >= first_key) & (position < end)
-    block = tl.load(block_table + position.to(tl.uint32) // block_size, mask=present, other=0)
+    present = position < end if scoring.window is None else (position >= first_key) & (position < end)
+    block = tl.load(pages.block_table + position.to(tl.uint32) // block_size, mask=present, other=0)
     for first in range(begin, end, block_n):
         present = tl.full((block_n,), True, tl.int1)
         if masked:
-            present = position < end if window is None else (position >= first_key) & (position < end)
+            present = position < end if scoring.window is None else (position >= first_key) & (position < end)
         mask = present[:, None]
         if rows[0].shape[1] != stored_dim:
             mask = mask & (dim < stored_dim)[None, :]
         slot = position.to(tl.uint32) % block_size  # one instruction; four for a signed number
         wide = block.to(tl.uint32).to(tl.int64)  # a pool may have more than 2**31 elements
-        vector = (wide * block_stride + slot * slot_stride)[:, None]
+        vector = (wide * pages.block_stride + slot * pages.slot_stride)[:, None]
         element = vector + (key_only // parts) + dim[None, :]
 
         if quantized:  # loaded before the product, which hides the latency
-            scale_element = wide * scale_block_stride + slot * scale_slot_stride
-            if value_cache is None:
-                key_scales = tl.load(k_scale + scale_element, mask=present, other=0.0)
+            scale_element = wide * pages.scale_block_stride + slot * pages.scale_slot_stride
+            if pages.value_cache is None:
+                key_scales = tl.load(pages.k_scale + scale_element, mask=present, other=0.0)
                 value_scales = key_scales
             else:
                 of_keys = tl.arange(0, 2)[None, :] == 0
-                scales = tl.where(of_keys, k_scale + scale_element[:, None], v_scale + scale_element[:, None])
+                scales = tl.where(
+                    of_keys, pages.k_scale + scale_element[:, None], pages.v_scale + scale_element[:, None]
+                )
                 key_scales, value_scales = tl.split(tl.load(scales, mask=present[:, None], other=0.0))
             if decoder == INTEGER:
                 key_scales *= 256.0
                 value_scales *= 256.0
 
-        keys = _decoded(tl.load(key_cache + element, mask=mask, other=0), rows[0].dtype, decoder)
+        keys = _decoded(tl.load(pages.key_cache + element, mask=mask, other=0), rows[0].dtype, decoder)
         scores = _products(None, rows, 0, keys)
         if key_only > 0:
             own = present[:, None] & (key_only_dim < key_only // parts)[None, :]
-            stored = tl.load(key_cache + (vector + key_only_dim[None, :]), mask=own, other=0)
+            stored = tl.load(pages.key_cache + (vector + key_only_dim[None, :]), mask=own, other=0)
             scores = _products(scores, rows, len(keys), _decoded(stored, rows[0].dtype, decoder))
         if quantized:
             # Scores are scaled instead of keys: codes are exact, and there are fewer scores than elements of keys.
             scores *= key_scales[None, :]
-            if key_offsets is not None:
-                offset = key_offsets + first // SPAN * offset_stride + 2 * dim
+            if pages.key_offsets is not None:
+                offset = pages.key_offsets + first // SPAN * pages.offset_stride + 2 * dim
                 even, odd = offset_columns(offset, dim < stored_dim, rows[0].dtype)
                 products = tl.dot(rows[0], even, input_precision="ieee")
                 products = tl.dot(rows[1], odd, products, input_precision="ieee")
                 scores += tl.sum(products, 1)[:, None] * (1.0 / OFFSET_UNIT)
-        unit = factor * (scale * LOG2_E)
-        if softcap is not None:
+        unit = factor * (scoring.scale * LOG2_E)
+        if scoring.softcap is not None:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), which is correct at both infinities.
-            exponential = tl.exp2(scores * (unit * (2.0 / softcap))[:, None])
-            scores = (softcap * LOG2_E) * (1.0 - 2.0 / (exponential + 1.0))
+            exponential = tl.exp2(scores * (unit * (2.0 / scoring.softcap))[:, None])
+            scores = (scoring.softcap * LOG2_E) * (1.0 - 2.0 / (exponential + 1.0))
             unit = tl.full(unit.shape, 1.0, tl.float32)
         if slope is not None:
             distance = position[None, :] - query_position[:, None]
@@ -279,8 +336,8 @@ def attend(
             unit = tl.full(unit.shape, 1.0, tl.float32)
         if masked:
             visible = position[None, :] <= query_position[:, None]
-            if window is not None:
-                visible = visible & (position[None, :] > query_position[:, None] - window)
+            if scoring.window is not None:
+                visible = visible & (position[None, :] > query_position[:, None] - scoring.window)
             scores = tl.where(visible, scores, float("-inf"))
 
         if quantized:
@@ -304,15 +361,15 @@ def attend(
         total = total * decay[:, None] + weights if len(total.shape) == 2 else total * decay + tl.sum(weights, 1)
 
         values = keys
-        if value_cache is not None:
-            values = _decoded(tl.load(value_cache + element, mask=mask, other=0), rows[0].dtype, decoder)
+        if pages.value_cache is not None:
+            values = _decoded(tl.load(pages.value_cache + element, mask=mask, other=0), rows[0].dtype, decoder)
         if quantized:
             weights = weights * value_scales[None, :]
         sums = _weighted(sums, weights.to(rows[0].dtype), values, decay)
 
         position += block_n
-        block = tl.load(block_table + position.to(tl.uint32) // block_size, mask=position < end, other=0)
-    return sums, peak, total
+        block = tl.load(pages.block_table + position.to(tl.uint32) // block_size, mask=position < end, other=0)
+    return RunningSoftmax(sums, peak, total)
 
 
 @triton.jit

@@ -15,7 +15,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.triton.attention_tile import Tile, attend, joined, load_query, no_sums, normalize
+from paged_sdk.kernels.triton.attention_tile import (
+    HeadPages,
+    Queries,
+    RunningSoftmax,
+    Scoring,
+    Tile,
+    attend,
+    joined,
+    load_query,
+    no_sums,
+    normalize,
+)
 from paged_sdk.kernels.triton.attention_tile_choices import decode_tile
 from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
@@ -253,35 +264,34 @@ def _attend_split(
         upcast,
     )
     sums, peak, total = attend(
-        no_sums(block_m, padded_size, decoder),
-        tl.full((block_m,), float("-inf"), tl.float32),
-        tl.zeros((block_m, block_n), tl.float32),  # reduced at the end, since warps share a row
-        rows,
-        factor,
-        query_position,
-        slope,
-        key_cache + kv_head.to(tl.int64) * head_stride,
-        None if value_cache is None else value_cache + kv_head.to(tl.int64) * head_stride,
-        None if k_scale is None else k_scale + kv_head * scale_head_stride,
-        None if v_scale is None else v_scale + kv_head * scale_head_stride,
-        None if key_offsets is None else key_offsets + kv_head * head_dim,
-        offset_stride,
-        block_tables + row * table_stride,
-        block_stride,
-        slot_stride,
-        scale_block_stride,
-        scale_slot_stride,
+        RunningSoftmax(
+            no_sums(block_m, padded_size, decoder),
+            tl.full((block_m,), float("-inf"), tl.float32),
+            tl.zeros((block_m, block_n), tl.float32),  # reduced at the end, since warps share a row
+        ),
+        Queries(rows, factor, query_position, slope),
+        HeadPages(
+            key_cache + kv_head.to(tl.int64) * head_stride,
+            None if value_cache is None else value_cache + kv_head.to(tl.int64) * head_stride,
+            None if k_scale is None else k_scale + kv_head * scale_head_stride,
+            None if v_scale is None else v_scale + kv_head * scale_head_stride,
+            None if key_offsets is None else key_offsets + kv_head * head_dim,
+            offset_stride,
+            block_tables + row * table_stride,
+            block_stride,
+            slot_stride,
+            scale_block_stride,
+            scale_slot_stride,
+            block_size,
+            head_dim,
+            key_only,
+            decoder,
+        ),
+        Scoring(scale, softcap, window),
         begin,
         end,
         first_key,
-        scale,
-        softcap,
-        window,
-        head_dim,
-        key_only,
-        block_size,
         block_n,
-        decoder,
         True,  # the cost of masks is hidden by the loads of keys
     )
 

@@ -11,7 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.triton.attention_tile import Tile, attend, joined, load_query, no_sums, normalize
+from paged_sdk.kernels.triton.attention_tile import (
+    HeadPages,
+    Queries,
+    RunningSoftmax,
+    Scoring,
+    Tile,
+    attend,
+    joined,
+    load_query,
+    no_sums,
+    normalize,
+)
 from paged_sdk.kernels.triton.attention_tile_choices import prefill_tile
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
 
@@ -159,46 +170,40 @@ def _attend_tile(
     diagonal = tl.maximum((tl.maximum(first_position, -1) + 1) // block_n * block_n, whole)
     bounds = (begin, whole, diagonal, end)
 
-    sums = no_sums(block_m, padded_size, decoder)
     peak = tl.full((block_m,), float("-inf"), tl.float32)
-    total = tl.zeros((block_m,), tl.float32)
+    running = RunningSoftmax(no_sums(block_m, padded_size, decoder), peak, tl.zeros((block_m,), tl.float32))
     for part in tl.static_range(3):
         if part != 0 or window is not None:
-            sums, peak, total = attend(
-                sums,
-                peak,
-                total,
-                rows,
-                factor,
-                query_position,
-                slope,
-                key_cache + kv_head.to(tl.int64) * head_stride,
-                None if value_cache is None else value_cache + kv_head.to(tl.int64) * head_stride,
-                None if k_scale is None else k_scale + kv_head * scale_head_stride,
-                None if v_scale is None else v_scale + kv_head * scale_head_stride,
-                None if key_offsets is None else key_offsets + kv_head * head_dim,
-                offset_stride,
-                block_tables + row.to(tl.int64) * table_stride,
-                block_stride,
-                slot_stride,
-                scale_block_stride,
-                scale_slot_stride,
+            running = attend(
+                running,
+                Queries(rows, factor, query_position, slope),
+                HeadPages(
+                    key_cache + kv_head.to(tl.int64) * head_stride,
+                    None if value_cache is None else value_cache + kv_head.to(tl.int64) * head_stride,
+                    None if k_scale is None else k_scale + kv_head * scale_head_stride,
+                    None if v_scale is None else v_scale + kv_head * scale_head_stride,
+                    None if key_offsets is None else key_offsets + kv_head * head_dim,
+                    offset_stride,
+                    block_tables + row.to(tl.int64) * table_stride,
+                    block_stride,
+                    slot_stride,
+                    scale_block_stride,
+                    scale_slot_stride,
+                    block_size,
+                    head_dim,
+                    key_only,
+                    decoder,
+                ),
+                Scoring(scale, softcap, window),
                 bounds[part],
                 bounds[part + 1],
                 first_key,
-                scale,
-                softcap,
-                window,
-                head_dim,
-                key_only,
-                block_size,
                 block_n,
-                decoder,
                 part != 1,
             )
 
     dim = tl.arange(0, padded_size)
-    result = normalize(joined(sums), peak, total, sinks, head, valid)
+    result = normalize(joined(running.sums), running.peak, running.total, sinks, head, valid)
     if padded_size > 256:
         # Which rows these are is computed again. To keep it since the query was loaded takes a register or two for each
         # row of a thread, of which none are left: with groups of 20 heads, 248 bytes would spill on 9.0. A volatile

@@ -56,6 +56,8 @@ class GgufArchitecture:
     :ivar block_names: GGUF name of a tensor within ``blk.N.`` -> Hugging Face name within a layer
     :ivar beside_names: overrides of ``block_names`` in files whose layers have two parallel norms
     :ivar bare_names: likewise, of names that do not both end in ``.weight`` or ``.bias``: with their endings
+    :ivar layer_numbers: key of a list with a number for each layer -> Hugging Face name of the tensor within a layer,
+        and its shape
     :ivar joined: Hugging Face name of a matrix within a layer -> GGUF names of those that have its rows, all of one
         after all of the other, where Hugging Face interleaves them in groups, one per (key) head, unless they are gate
         and up projections
@@ -81,6 +83,7 @@ class GgufArchitecture:
     block_names: Mapping[str, str]
     beside_names: Mapping[str, str] = MappingProxyType({})
     bare_names: Mapping[str, str] = MappingProxyType({})
+    layer_numbers: Mapping[str, tuple[str, tuple[int, ...]]] = MappingProxyType({})
     joined: Mapping[str, Sequence[str]] = MappingProxyType({})
     top_names: Mapping[str, str] = TOP_NAMES
     body: str = "model."
@@ -144,6 +147,12 @@ class GgufArchitecture:
             if layer.isdecimal():
                 return tuple(f"blk.{layer}.{stem}.weight" for stem in stems)
         return ()
+
+    def is_layer_number(self, name: str) -> bool:
+        """Return whether a tensor, by its Hugging Face name, is a number of a layer that GGUF has in its metadata."""
+        prefix = f"{self.body}{self.layers}."
+        match = _LAYER_NUMBER.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        return match is not None and any(match[2] == own for own, _ in self.layer_numbers.values())
 
     def hugging_face_name(self, name: str) -> str | None:
         """Return the Hugging Face name of a tensor, or None if the architecture has no such tensor.

@@ -30,7 +30,7 @@ _MIXTURES = frozenset(
     {
         *("llama", "qwen2moe", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe", "olmoe", "gpt-oss", "lfm2moe"),
         *("glm4moe", "dots1", "ernie4_5-moe", "minimax-m2", "hunyuan-moe", "exaone-moe", "deepseek2"),
-        *("granitemoe", "granitehybrid", "nemotron_h_moe", "gemma4"),
+        *("granitemoe", "granitehybrid", "nemotron_h_moe", "gemma4", "afmoe"),
     }
 )
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", SHARED_SIZE)

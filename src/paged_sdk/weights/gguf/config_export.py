@@ -9,6 +9,7 @@ import math
 from types import MappingProxyType
 from typing import Any, Final
 
+from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import DecoderConfig, NormKind
 from paged_sdk.config.recurrent import GatedDeltaConfig, Mamba2Config, ShortConvConfig
 from paged_sdk.config.rope import RopeConfig
@@ -107,13 +108,15 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
     match config.model_type:
         case "olmo3" | "exaone_moe":
             values |= _windows(config, rope)
+        case "apertus" if config.activation is not Activation.XIELU:
+            raise not_writable(config, f"GGUF has no such model with activation {config.activation.value}")
         case "stablelm":
             values["use_parallel_residual"] = config.parallel_residual
         case "mpt":
             values["attention.max_alibi_bias"] = _largest_exponent(config)
             if config.qkv_clip is not None:
                 values["attention.clamp_kqv"] = config.qkv_clip
-    if name in ("cohere2", "exaone4") and any(config.sliding_windows):
+    if name in ("cohere2", "exaone4", "afmoe") and any(config.sliding_windows):
         values["attention.sliding_window"] = max(width for width in config.sliding_windows if width is not None)
     return {f"{name}.{key}": value for key, value in values.items()}
 

@@ -82,6 +82,8 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
             plain = table  # tied weights, stored under this name alone
         if plain is None or plain.endswith(_UNUSED) or (plain == "lm_head.weight" and config.tie_embeddings):
             continue
+        if architecture.is_layer_number(plain):
+            continue
         merged = _MERGED.fullmatch(plain)
         if merged is not None:
             has_two = merged[2] == "gate_up_proj" or merged[3] is not None

@@ -11,7 +11,9 @@ from paged_sdk.weights.gguf.granite import granite, granitemoe
 from paged_sdk.weights.gguf.latent_attention import latent_config
 from paged_sdk.weights.gguf.mamba import falcon_h1, granitehybrid, nemotron_h
 from paged_sdk.weights.gguf.model import GgufModel
+from paged_sdk.weights.gguf.rope import rope_scaling
 from paged_sdk.weights.gguf.routing import (
+    afmoe_config,
     ernie_config,
     exaone_moe_config,
     grouped_config,
@@ -55,7 +57,8 @@ _BIASES: Final = MappingProxyType(
         "bloom": _NORMS | _MLP | {"token_embd_norm", "attn_qkv", "attn_output"},
         "glm4moe": _QKV | {"exp_probs_b"},
         **dict.fromkeys(
-            ("lfm2moe", "dots1", "ernie4_5-moe", "exaone-moe", "minimax-m2", "deepseek2"), frozenset({"exp_probs_b"})
+            ("lfm2moe", "dots1", "ernie4_5-moe", "exaone-moe", "minimax-m2", "deepseek2", "afmoe"),
+            frozenset({"exp_probs_b"}),
         ),
         **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), frozenset({"ssm_dt"})),
         **dict.fromkeys(("granitehybrid", "falcon-h1", "nemotron_h"), frozenset({"ssm_dt", "ssm_conv1d"})),
@@ -108,6 +111,12 @@ def _arcee(model: GgufModel) -> dict[str, Any]:
     return {"hidden_act": "relu2"}
 
 
+def _apertus(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of Apertus, whose class scales positions unless a config says that it does not."""
+    unscaled = {"rope_type": "default", "rope_theta": model.number("rope.freq_base", 10_000.0)}
+    return {"hidden_act": "xielu", "rope_parameters": unscaled if rope_scaling(model) is None else None}
+
+
 def _olmo2(model: GgufModel) -> dict[str, Any]:
     """Return the settings of OLMo 2, or of OLMo 3 if there are windows; its windowed layers rotate without scaling."""
     window = model.integer("attention.sliding_window", 0, minimum=0)
@@ -151,6 +160,17 @@ def _glm4moe(model: GgufModel) -> dict[str, Any]:
 def _dots1(model: GgufModel) -> dict[str, Any]:
     # llama.cpp has no windows in this architecture.
     return grouped_config(model) | {"attention_bias": False, "sliding_window": None}
+
+
+def _afmoe(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of AFMoE: as in llama.cpp, embeddings are scaled, and every fourth layer has no window."""
+    window = model.integer("attention.sliding_window")
+    return afmoe_config(model) | {
+        "mup_enabled": True,
+        "attention_bias": False,
+        "sliding_window": window,
+        "layer_types": _layer_types(model.num_layers, window),
+    }
 
 
 def _hunyuan_dense(model: GgufModel) -> dict[str, Any]:
@@ -370,6 +390,7 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "mistral3": _mistral3,
         "smollm3": _smollm3,
         "arcee": _arcee,
+        "apertus": _apertus,
         "olmo2": _olmo2,
         "ernie4_5": _ernie4_5,
         "exaone4": _exaone4,
@@ -377,6 +398,7 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "glm4": _glm4,
         "glm4moe": _glm4moe,
         "dots1": _dots1,
+        "afmoe": _afmoe,
         "ernie4_5-moe": ernie_config,
         "minimax-m2": minimax_config,
         "hunyuan-dense": _hunyuan_dense,

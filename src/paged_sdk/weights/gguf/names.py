@@ -7,9 +7,9 @@ stacked, as are stablelm's per-head norms; fused QKV matrices have all queries, 
 bloom's checkpoints group them by KV head); Qwen3-Reranker's rank head has two rows, which are to be subtracted;
 convolutions have one dimension less; of Mamba-2 layers and gated delta networks, the logarithms of decay rates become
 the negated rates, and Mamba-2's vectors are matrices; qwen3next's fused projection is two matrices without groups of
-rows, and qwen35's value heads have another order; Granite's fused gate and up are two matrices; falcon-h1's
-multipliers are in the weights; and deepseek2's projection of latent vectors is two stacks of a matrix per head, those
-of keys transposed.
+rows, and qwen35's value heads have another order; Granite's fused gate and up are two matrices; falcon-h1's multipliers
+are in the weights; apertus's learned numbers of activations are lists in the metadata; and deepseek2's projection of
+latent vectors is two stacks of a matrix per head, those of keys transposed.
 
 The table is our own. The gguf package's maps go from every name that any checkpoint has used to GGUF's: inverting them
 takes a list of the Hugging Face names of each architecture, which is this table. The package would also require pyyaml
@@ -80,6 +80,13 @@ _GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm",
 }
 _POST_NORM = {"post_attention_norm": "post_attention_layernorm"}
+_AFMOE = {
+    "attn_gate": "self_attn.gate_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_mlp_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_gate_inp": "mlp.router.gate",
+}
 # Inputs of the layers' own, and experts beside MLPs.
 _GEMMA4 = {
     "inp_gate": "per_layer_input_gate",
@@ -98,6 +105,13 @@ _BARE_GEMMA4 = {
     "ffn_gate_inp.scale": "router.scale",
     "ffn_down_exps.scale": "router.per_expert_scale",
     "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+}
+_APERTUS_NORMS = {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}
+_XIELU = {
+    "xielu.alpha_p": ("mlp.act_fn.alpha_p", (1,)),
+    "xielu.alpha_n": ("mlp.act_fn.alpha_n", (1,)),
+    "xielu.beta": ("mlp.act_fn.beta", ()),
+    "xielu.eps": ("mlp.act_fn.eps", ()),
 }
 _FUSED = {
     "attn_norm": "input_layernorm",
@@ -203,6 +217,12 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             permuted_qk=True,
             bias_groups=_BIAS_GROUPS,
         ),
+        "apertus": GgufArchitecture(
+            model_type="apertus",
+            block_names=PROJECTIONS | QK_NORM | UP_DOWN | _APERTUS_NORMS,
+            layer_numbers=_XIELU,
+            bias_groups={"attention_bias": tuple(PROJECTIONS)},
+        ),
         "seed_oss": GgufArchitecture(
             model_type="seed_oss",
             block_names=ATTENTION | _POST_NORM | MLP,
@@ -225,6 +245,11 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             model_type="dots1",
             block_names=ATTENTION | QK_NORM | PRE_NORM | MLP | EXPERTS | _SHARED_EXPERTS,
             bare_names=_CHOICE_BIAS,
+        ),
+        "afmoe": GgufArchitecture(
+            model_type="afmoe",
+            block_names=ATTENTION | QK_NORM | MLP | EXPERTS | _SHARED_EXPERTS | _AFMOE,
+            bare_names={"exp_probs_b.bias": "mlp.expert_bias"},
         ),
         "ernie4_5-moe": GgufArchitecture(
             model_type="ernie4_5_moe",

@@ -12,6 +12,7 @@ from paged_sdk.weights.gguf.model import GgufModel
 
 __all__ = [
     "SHARED_SIZE",
+    "afmoe_config",
     "ernie_config",
     "exaone_moe_config",
     "gating_functions",
@@ -32,7 +33,7 @@ _NO_GATE, _SOFTMAX_GATE, _SIGMOID_GATE = 0, 1, 2
 
 # Of deepseek2, the file says whether weights are a softmax or sigmoids.
 _BOTH: Final = frozenset({"deepseek2"})
-_GROUPED: Final = _BOTH | {"glm4moe", "dots1", "exaone-moe", "nemotron_h_moe"}
+_GROUPED: Final = _BOTH | {"glm4moe", "dots1", "exaone-moe", "nemotron_h_moe", "afmoe"}
 # Architectures whose first layers may have a dense MLP.
 _WITH_DENSE: Final = (_GROUPED - {"nemotron_h_moe"}) | {"lfm2moe", "ernie4_5-moe"}
 _SIGMOIDS: Final = (_GROUPED - _BOTH) | {"lfm2moe", "minimax-m2"}
@@ -81,6 +82,17 @@ def grouped_config(
         "n_group": model.integer(_GROUPS, 1, minimum=0) or 1,
         "topk_group": model.integer(_GROUPS_USED, 1, minimum=0) or 1,
     }
+
+
+def afmoe_config(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of AFMoE's experts, by its names."""
+    found = grouped_config(model, "num_experts", "num_shared_experts")
+    own = {
+        "first_k_dense_replace": "num_dense_layers",
+        "routed_scaling_factor": "route_scale",
+        "norm_topk_prob": "route_norm",
+    }
+    return {own.get(key, key): value for key, value in found.items()}
 
 
 def latent_experts(model: GgufModel) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from attrs import evolve, frozen
@@ -17,14 +17,17 @@ from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, RATES, TILED, VECTORS, GgufArchitecture, stem_of
 from paged_sdk.weights.gguf.config import config_from_gguf
 from paged_sdk.weights.gguf.file import open_gguf, tensors_of_parts
+from paged_sdk.weights.gguf.layer_numbers import number_weights
 from paged_sdk.weights.gguf.model import OF_LAYER
 from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
 from paged_sdk.weights.gguf.tensor import GgufTensor, RowDifference
-from paged_sdk.weights.gguf.weight import GgufWeight, JoinedWeight, LatentUpWeight
+from paged_sdk.weights.gguf.weight import GgufWeight, JoinedWeight, LatentUpWeight, NumberWeight
 from paged_sdk.weights.qkv_order import grouped_heads, qkv_order, qkvz_order, rows_of_heads
 from paged_sdk.weights.weight_file import WeightFile
 
 __all__ = ["GgufSource"]
+
+_Weight: TypeAlias = GgufWeight | JoinedWeight | LatentUpWeight | NumberWeight
 
 _MAX_STACK = 1 << 12  # experts per layer; models in use have up to 512
 # Tensors that are settings rather than weights; config_from_gguf reads them.
@@ -72,20 +75,21 @@ class GgufSource:
             self.close()
             raise
 
-    def _all_weights(self, tensors: Mapping[str, GgufTensor]) -> dict[str, GgufWeight | JoinedWeight | LatentUpWeight]:
+    def _all_weights(self, tensors: Mapping[str, GgufTensor]) -> dict[str, _Weight]:
         """Return what the checkpoint holds, by Hugging Face name.
 
         :param tensors: the tensors of all parts, by GGUF name
         """
         architecture = ARCHITECTURES[self.metadata["general.architecture"]].of_file(tensors)
         tensors = self._with_nvfp4_factors(architecture, tensors)
-        weights: dict[str, GgufWeight | JoinedWeight | LatentUpWeight] = {
+        weights: dict[str, _Weight] = {
             name: self._weight(architecture, tensor)
             for stored in tensors.values()
             if not stored.name.startswith(_SETTINGS) and not self._is_of_later_layers(stored.name)
             for name, tensor in self._named(architecture, stored)
         }
         weights |= self._joined(architecture, tensors)
+        weights |= dict(number_weights(architecture, self.metadata, self.config["num_hidden_layers"], self._path))
         return weights | {name: GgufWeight(zeros) for name, zeros in self._left_out(architecture, tensors)}
 
     def _with_nvfp4_factors(
@@ -141,7 +145,7 @@ class GgufSource:
         for file in self._files:
             file.close()
 
-    def _find(self, name: str) -> GgufWeight | JoinedWeight | LatentUpWeight:
+    def _find(self, name: str) -> _Weight:
         weight = self._weights.get(name)
         if weight is None:
             raise CheckpointError(f"{self._path} holds no tensor for {shown(name)}", path=self._path)

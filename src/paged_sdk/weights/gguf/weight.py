@@ -20,7 +20,7 @@ from paged_sdk.kernels.quantized.stored_matrix import DecodedMatrix, DenseMatrix
 from paged_sdk.weights.gguf.tensor import GgufTensor, stored_matrix
 from paged_sdk.weights.qkv_order import runs
 
-__all__ = ["GgufWeight", "JoinedWeight", "LatentUpWeight"]
+__all__ = ["GgufWeight", "JoinedWeight", "LatentUpWeight", "NumberWeight"]
 
 
 @frozen(eq=False)
@@ -117,6 +117,31 @@ class GgufWeight:
         if not self.permuted_heads:
             return rows
         return evolve(rows, read=partial(_read_unpermuted, rows, rows.shape[0] // self.permuted_heads))
+
+
+@frozen
+class NumberWeight:
+    """Describes a tensor of one number that the file has in its metadata.
+
+    :ivar path: the file
+    """
+
+    number: float
+    shape: tuple[int, ...]
+    path: Path
+
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether the tensor is stored in quantized blocks: it is not."""
+        return False
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """Return the number as a tensor."""
+        return torch.full(self.shape, self.number, dtype=dtype)
+
+    def matrix(self) -> StoredMatrix:
+        """Return the number as a matrix of one row and one column."""
+        return DenseMatrix(torch.full((1, 1), self.number))
 
 
 @frozen(eq=False)

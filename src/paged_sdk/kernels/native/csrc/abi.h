@@ -1,12 +1,15 @@
-// Declares the kernel library's plain C interface, which Python calls through ctypes. structures.py mirrors each
-// structure field by field.
+// Declares the kernel library's plain C interface, which Python calls through ctypes; here, formats, matrices, products
+// with them, and decoder layers. structures.py mirrors each structure field by field.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "abi_attention.h"
+#include "abi_packing.h"
 #include "abi_recurrent.h"
 #include "abi_routing.h"
+#include "abi_sampling.h"
 
 #if defined(_WIN32)
 #define PAGED_EXPORT extern "C" __declspec(dllexport)
@@ -56,12 +59,10 @@ enum PagedDtype : int32_t {
   PAGED_Q4 = 4,  // of a cache only: 4-bit codes with a scale and a minimum per 32 elements (q4.h)
 };
 
-// The least precise products that attention may use where they are faster: float32, bfloat16, or 8-bit codes when a
-// sequence has many query tokens and bfloat16 when it has few. For many query tokens, AVX2 uses 16-bit codes in place
-// of either, and AMX uses bfloat16. For few, AVX-512 uses 8-bit codes of queries in place of either over 4-bit pages.
-enum PagedProducts : int32_t { PAGED_FLOAT32_PRODUCTS = 0, PAGED_BFLOAT16_PRODUCTS = 1, PAGED_INT8_PRODUCTS = 2 };
-
 enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1, PAGED_RELU2 = 2 };
+
+// Places of xIELU's numbers: beta x + positive x^2 for x > 0, otherwise beta x + negative (e^min(x, eps) - 1 - x).
+enum PagedXielu : int32_t { PAGED_POSITIVE = 0, PAGED_NEGATIVE = 1, PAGED_BETA = 2, PAGED_EPS = 3 };
 
 // Which norm: RMSNorm divides by the root mean square; LayerNorm subtracts the mean and divides by the standard
 // deviation.
@@ -164,69 +165,6 @@ struct paged_experts_args {
   int32_t activation;  // of gates, or of up without gates; not with swiglu_limit
 };
 
-// Paged keys and values of one layer: [num_blocks, block_size, num_kv_heads, head_dim], and for f8e4m3 one float32
-// scale per token and KV head [num_blocks, block_size, num_kv_heads]. PAGED_Q4 has two elements per byte, scales and
-// minimums in bfloat16 [num_blocks, block_size, num_kv_heads, head_dim / 32, 2]. Keys may be stored minus an offset
-// vector shared by 128 positions, key_offsets [positions / 128, num_kv_heads, head_dim].
-//
-// With key_factors, a decoder stores keys and values in another basis, in which rounding costs less: H(key * factors) -
-// offset and H(value), where H is the orthonormal Hadamard transform of basis.h. It attends with H(query / factors) and
-// transforms the result back. Plain attention has none: its queries and results are in the basis of the cache.
-struct paged_cache {
-  void* key;
-  void* value;
-  void* key_scale;
-  void* value_scale;
-  const float* key_offsets;  // null: keys are stored without offset
-  const float* key_factors;  // [num_kv_heads, head_dim]; null: keys and values are stored as they are
-};
-
-// A varlen batch over a paged cache. The query tokens of sequence s are cu_seqlens_q[s] ... cu_seqlens_q[s + 1] - 1,
-// the last of its context_lens[s] tokens; block_tables is [num_seqs, max_blocks]. If paged_heads.products allows
-// rounding, sequences with up to 8 query tokens (decodes, drafts) use other arithmetic than longer ones. in_chunks
-// marks sequences that always use the arithmetic of longer ones, so that a prompt's result does not depend on how it is
-// cut into chunks. bidirectional_from marks sequences whose query tokens (of an image, or of an encoder's text) attend
-// to each other bidirectionally.
-struct paged_batch {
-  const int32_t* cu_seqlens_q;
-  const int32_t* block_tables;
-  const int32_t* context_lens;
-  const uint8_t* in_chunks;  // [num_seqs], 0 or 1; null: all 0
-  // [num_seqs]: every query token of the sequence sees all keys from this one to the sequence's last, causal mask and
-  // window notwithstanding (if window_reaches_ahead, only those within the window); -1: causal. Null: all -1.
-  const int32_t* bidirectional_from;
-  int32_t num_seqs;
-  int32_t max_blocks;
-};
-
-struct paged_heads {
-  int32_t num_heads;
-  int32_t num_kv_heads;
-  int32_t head_dim;  // a multiple of 16; with PAGED_Q4, of 32
-  int32_t block_size;
-  int32_t cache_dtype;
-  int32_t window;  // keys that a query sees, including its own; 0: all
-  int32_t window_reaches_ahead;  // 1: where attention is bidirectional, the window is symmetric
-  float scale;
-  float softcap;  // 0: none
-  int32_t products;  // PagedProducts
-  const float* sinks;  // [num_heads]: attention sink, an extra logit per head without a value; null: none
-};
-
-// out[t, h, :] = softmax(scale * q . K) V; q and out are [tokens, num_heads, head_dim], strides in elements per token.
-struct paged_attention_args {
-  const void* query;
-  void* out;
-  paged_workspace* workspace;
-  int64_t query_stride;
-  int64_t out_stride;
-  paged_heads heads;
-  paged_cache cache;
-  paged_batch batch;
-  int32_t dtype;
-  int32_t num_threads;
-};
-
 // A layer's experts, of which a router chooses a few for each token; gate, up and down are stacks of their matrices as
 // in paged_experts_args. The experts' output is added to that of the layer's MLP, if it has one, and either may be
 // normalized before that by an RMSNorm of its own.
@@ -235,8 +173,8 @@ struct paged_mixture {
   const float* router_bias;  // [num_experts], added to the scores; null: none
   const float* router_norm;  // [hidden]: the router reads this RMSNorm of the stream; null: what the experts read
   const float* input_norm;   // [hidden]: the experts read this RMSNorm of the stream; null: what an MLP reads
-  const float* output_norm;  // [hidden], beside an MLP; null: none. mlp_norm likewise, of the MLP's output
-  const float* mlp_norm;
+  const float* output_norm;  // [hidden], beside an MLP: an RMSNorm of the experts' output; null: none
+  const float* dense_output_norm;  // likewise, of the MLP's output before the experts' is added
   const float* mlp_gate;  // [hidden]: the MLP's output is multiplied by sigmoid(mlp_gate . its input); null: it is not
   const int32_t* inner_widths;  // as in paged_experts_args
   paged_choice choice;
@@ -273,7 +211,7 @@ struct paged_rope {
 // input_gate, the layer then adds norm(input_output . (act(input_gate . stream) * input)), where `input` is a vector of
 // the token for this layer. Last, the stream is multiplied by `scale`.
 struct paged_layer {
-  paged_weight qkv[3];  // query, key, value; or one fused matrix; or query and key; or only query
+  paged_weight qkv[4];  // query, key, value; or query and key; or only query; then gates, if any; or one fused matrix
   paged_weight output;
   paged_mixture mixture;
   paged_weight gate;  // of the MLP; data null: no gate; the activation applies to up
@@ -282,7 +220,7 @@ struct paged_layer {
   paged_weight input_gate;  // [input size, hidden]; data null: the layer has no input of its own
   paged_weight input_output;
   const float* input_norm;  // [hidden], after input_output
-  const float* attention_norm;  // null: no norm; also mlp_norm
+  const float* attention_norm;  // before attention; null: no norm. mlp_norm likewise, before the feed-forward part
   const float* attention_output_norm;  // null: added without a norm; the same in all layers
   const float* mlp_norm;
   const float* mlp_output_norm;  // null if and only if attention_output_norm is
@@ -295,6 +233,7 @@ struct paged_layer {
   const int32_t* attended_widths;  // [ranks]: columns of output's input per rank; null: sum over ranks
   const int32_t* inner_widths;     // [ranks]: columns of down's input per rank; null: sum over ranks
   const int32_t* hidden_widths;    // [ranks]: rows of output and down per rank; null: this rank has all
+  const float* xielu;  // PagedXielu, in place of `activation` in an MLP without a gate; null: activation
   paged_heads heads;
   paged_cache cache;
   int32_t num_qkv;
@@ -310,20 +249,21 @@ struct paged_layer {
   int32_t keys_as_values;  // 1: values are the projected keys, before their norm and rotation; qkv has no values
   int32_t value_norm;      // 1: each head's values are divided by their root mean square
   int32_t norms_last;      // 1: queries and keys are normalized after their rotation; 0: before
+  int32_t gates;           // 1: qkv ends with a gate per element of attention's output, which its sigmoid multiplies
   int32_t input_column;    // first column of the layer's vectors in the step's layer_inputs
   float scale;             // 1: the stream is left as it is
 };
 
-// Index of a projection in an adapter's updates. If query, key and value, or gate and up, are one fused matrix, its
-// update has the index of the first.
+// Index of a projection in an adapter's updates. If query, key, value and attention's gate, or gate and up, are one
+// fused matrix, its update has the index of the first.
 enum PagedProjection : int32_t {
   PAGED_QKV = 0,
-  PAGED_OUTPUT = 3,
-  PAGED_GATE_UP = 4,
-  PAGED_DOWN = 6,
-  PAGED_INPUT_GATE = 7,
-  PAGED_INPUT_OUTPUT = 8,
-  PAGED_PROJECTIONS = 9,
+  PAGED_OUTPUT = 4,
+  PAGED_GATE_UP = 5,
+  PAGED_DOWN = 7,
+  PAGED_INPUT_GATE = 8,
+  PAGED_INPUT_OUTPUT = 9,
+  PAGED_PROJECTIONS = 10,
 };
 
 // An adapter's update of one product: out = out * gains[0] + gains[1] + up . (down . x), for `rows` outputs from
@@ -388,118 +328,12 @@ struct paged_norm_args {
   int32_t reserved;
 };
 
-// out[row] = argmax of x[row], the first of equal maxima; -1 if a number is NaN or the maximum is not finite.
-struct paged_argmax_args {
-  const float* x;
-  int64_t* out;
-  int64_t x_stride;
-  int32_t rows;
-  int32_t cols;
-  int32_t num_threads;
-  int32_t reserved;
-};
-
 // out[i, :] = row rows[i] of a weight in float32. A weight packed from blocks is decoded as its file format defines.
 struct paged_rows_args {
   const paged_weight* weight;
   const int64_t* rows;  // [num_rows], contiguous
   float* out;           // [num_rows, cols], contiguous
   int32_t num_rows;
-  int32_t num_threads;
-};
-
-// Memory layout of codes. STREAM: a bit stream per row, in 32-bit words that may be strided. HIGH_FIRST: 4-bit codes
-// whose first is the high half of a byte. OF_EIGHT_ROWS: a 32-bit word per column holds the 4-bit codes of eight rows,
-// 0 2 4 6 1 3 5 7 from the lowest bits up.
-enum PagedCodeForm : int32_t { PAGED_CODES_STREAM = 0, PAGED_CODES_HIGH_FIRST = 1, PAGED_CODES_OF_EIGHT_ROWS = 2 };
-
-// Codes [rows, cols]; cols is a multiple of 32.
-struct paged_codes {
-  const uint8_t* data;
-  int64_t row_bytes;   // from a row, or eight rows, to the next
-  int64_t word_bytes;  // from one 32-bit word of a row, or of a column, to the next
-  int32_t bits;
-  int32_t form;
-  int32_t mask;  // code = (stored ^ flip) & mask
-  int32_t flip;
-};
-
-// out = [rows, cols] packed in panels (layout.h) of a grouped format; all inputs are contiguous. A row has one scale
-// per block, or two per block for levels with groups of 16 columns. Scales are stored as float16 in a float32 unit per
-// row. Minima are stored the same way, or as float16 multiples of the scales if all of a row's are close to such
-// multiples.
-struct paged_grouped_args {
-  paged_codes codes;
-  const float* scales;
-  const float* minima;    // null: none; always with levels
-  const uint8_t* levels;  // [16], stored plus 128; null: codes are numbers
-  uint8_t* out;           // paged_packed_bytes
-  float scale_factor;     // multiplies scales
-  float minimum_factor;   // added to minima, in units of the scale
-  int32_t format;
-  int32_t rows;
-  int32_t cols;
-  int32_t num_threads;
-};
-
-// out [rows, cols] = code * scale + minimum, where the code is looked up in levels if there are any.
-struct paged_decode_grouped_args {
-  paged_codes codes;
-  const float* scales;  // [rows, groups]
-  const float* minima;  // [rows, groups]; null: none
-  const float* levels;  // [2^bits]; null: codes are numbers
-  float* out;
-  int32_t group_cols;  // columns that share a scale; a row's last group may be shorter
-  int32_t rows;
-  int32_t cols;
-  int32_t num_threads;
-};
-
-// out = x [rows, cols], float32, bfloat16 or float16, contiguous, packed in panels (layout.h) of a dense format.
-struct paged_dense_args {
-  const void* x;
-  uint8_t* out;  // paged_packed_bytes
-  int32_t format;
-  int32_t rows;
-  int32_t cols;
-  int32_t dtype;
-  int32_t num_threads;
-  int32_t reserved;
-};
-
-// out [rows, bytes of a row] = GGUF blocks of x [rows, cols], float32, bfloat16 or float16.
-struct paged_quantize_args {
-  const void* x;
-  const float* importance;  // [cols]: weight of each column's squared error; null: all 1
-  uint8_t* out;
-  int64_t x_stride;
-  int32_t format;
-  int32_t rows;
-  int32_t cols;  // a multiple of the format's block
-  int32_t dtype;
-  int32_t num_threads;
-  int32_t reserved;
-};
-
-// How a group's scale is found. EDGE: the end of its range further from zero is exact. HALF_QUADRATIC: half-quadratic
-// optimization. LEVELS: the largest magnitude, which multiplies the levels.
-enum PagedFit : int32_t { PAGED_FIT_EDGE = 0, PAGED_FIT_HALF_QUADRATIC = 1, PAGED_FIT_LEVELS = 2 };
-
-// Quantizes x [rows, cols], float32, bfloat16 or float16, to codes with float16 scales per 64 columns; all outputs are
-// contiguous.
-struct paged_quantize_groups_args {
-  const void* x;
-  uint8_t* codes;          // [rows, cols]
-  float* scales;           // [rows, groups]
-  float* minima;           // [rows, groups]; null with levels
-  const float* between;    // [15]: midpoints between ascending levels; null: codes are numbers
-  const uint8_t* numbers;  // [16]: the codes of these levels; null if between is
-  int64_t x_stride;        // in elements
-  int32_t fit;             // PagedFit
-  int32_t bits;
-  int32_t rows;
-  int32_t cols;  // a multiple of 32
-  int32_t dtype;
   int32_t num_threads;
 };
 

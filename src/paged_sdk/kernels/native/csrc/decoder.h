@@ -16,13 +16,13 @@ inline Task project_rows(Job& job, const Step& step, int index) {
   const Operand normed = Operand::at(scratch.activations, layer.qkv[0], args.num_rows);
   co_await prepare_normed(job, step, layer, layer.qkv[0], layer.attention_norm, layer.attention_norm_bias, normed);
   co_await multiply(job, layer.qkv, layer.num_qkv, normed, plain_output(scratch.projected, width), step.sums);
-  if (step.adapted.change(index, PAGED_QKV, 3)) {
+  if (step.adapted.change(index, PAGED_QKV, PAGED_OUTPUT)) {
     const int hidden = layer.qkv[0].cols;
     float* const by_place = scratch.adapters.normed;
     co_await normalize_adapted(job, step.adapted, args.hidden, layer, layer.attention_norm, layer.attention_norm_bias,
                                by_place);
-    co_await add_updates(job, step.adapted, index, PAGED_QKV, 3, {by_place, hidden, hidden, true}, scratch.projected,
-                         width, scratch.adapters.shrunk);
+    co_await add_updates(job, step.adapted, index, PAGED_QKV, PAGED_OUTPUT, {by_place, hidden, hidden, true},
+                         scratch.projected, width, scratch.adapters.shrunk);
   }
 
   const Placement placement{layer.heads, layer.cache, args.batch, layer, args.ropes[layer.rope], args.slots};
@@ -30,6 +30,23 @@ inline Task project_rows(Job& job, const Step& step, int index) {
     for (int64_t t = first; t < last; ++t)
       place_token(placement, scratch.projected + t * width, t, original_row(args, t));
   });
+}
+
+// attended = attended * sigmoid(gates), which follow the values of the projected rows.
+inline auto gate_attended(Job& job, const Step& step, const paged_layer& layer) {
+  const int64_t width = projected_width(layer);
+  const int queries = query_width(layer.heads);
+  const float* const gates = step.scratch.projected + width - queries;
+  return job.phase(step.args.num_rows, 4 * row_cost(queries),
+                   [attended = step.scratch.attended, gates, queries, width](int64_t first, int64_t last, int) {
+                     for (int64_t row = first; row < last; ++row) {
+                       float* const to = attended + row * queries;
+                       for (int c = 0; c < queries; c += 16) {
+                         const Floats share = sigmoid(load_floats(gates + row * width + c));
+                         store_floats(to + c, mul(load_floats(to + c), share));
+                       }
+                     }
+                   });
 }
 
 // Attends over the cache, and projects the result to `out`.
@@ -41,6 +58,7 @@ inline Task attend(Job& job, const Step& step, int index, const Output out) {
   const AttentionPlan plan(layer.heads, args.batch, args.num_threads);
   co_await attend_batch(job, plan, layer.cache, {scratch.projected, projected_width(layer), PAGED_FLOAT32},
                         plain_output(scratch.attended, queries), AttentionScratch::at(scratch.attention, plan));
+  if (layer.gates != 0) co_await gate_attended(job, step, layer);
   const UpdateInput joined =
       join_columns(step, layer.attended_widths, {scratch.attended, queries, queries}, layer.output.cols);
   const Operand attended = Operand::at(scratch.activations, layer.output, args.num_rows);

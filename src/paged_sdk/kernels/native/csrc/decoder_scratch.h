@@ -37,7 +37,7 @@ inline int columns_of_experts(const paged_layer& layer) {
 struct DecoderScratch {
   int32_t* original_rows;  // [rows that are read]: their rows of the step
   uint8_t* activations;
-  float* projected;  // [rows, queries + keys + values]
+  float* projected;  // [rows, queries + keys + values + gates]
   float* attended;   // [rows, queries]
   float* gated;      // [rows, inner], or the same as DenseRows
   float* branch;     // [rows, hidden]: a branch's output (branch.h), or those of both in parallel layers
@@ -62,7 +62,7 @@ struct DecoderScratch {
         const paged_layer& layer = args.layers[i];
         const paged_heads& heads = layer.heads;
         const int queries = heads.num_heads * heads.head_dim;
-        grow(projected, rows * (queries + 2 * heads.num_kv_heads * heads.head_dim));
+        grow(projected, rows * projected_width(layer));
         grow(attended, rows * queries);
         for (const paged_weight* weight : {&layer.qkv[0], &layer.output})
           grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));

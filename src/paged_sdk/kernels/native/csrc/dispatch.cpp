@@ -206,6 +206,10 @@ PAGED_EXPORT int32_t paged_argmax(int32_t level, const paged_argmax_args* args) 
   return paged::level_at(level).kernels->argmax(*args);
 }
 
+PAGED_EXPORT int32_t paged_draw(int32_t level, const paged_draw_args* args) {
+  return paged::level_at(level).kernels->draw(*args);
+}
+
 // Returns 0.
 PAGED_EXPORT int32_t paged_short_conv(int32_t level, const paged_short_conv_args* args) {
   return paged::level_at(level).kernels->short_conv(*args);

@@ -1,6 +1,8 @@
 // Vector functions: the exponential, and activations based on it.
 #pragma once
 
+#include <initializer_list>
+
 #include "abi.h"
 #include "simd.h"
 
@@ -56,6 +58,25 @@ inline Floats activate(Floats x, int32_t activation) {
     u = mul(inner, broadcast(1.5957691216057308f));
   }
   return div(x, add(broadcast(1.0f), exponential(sub(zero_floats(), u))));
+}
+
+// e^x - 1 - x for x <= 0: above -1/2, where the subtractions would cancel, by its Taylor series, to 1e-7 of the result.
+inline Floats exponential_beyond_line(Floats x) {
+  constexpr float kSeries = -0.5f;
+  Floats p = broadcast(1.0f / 40320);
+  for (const float factorial : {5040.0f, 720.0f, 120.0f, 24.0f, 6.0f, 2.0f}) p = fma(p, x, broadcast(1 / factorial));
+  const Floats direct = sub(sub(exponential(x), broadcast(1.0f)), x);
+  const Floats series = zero_unless_above(x, kSeries, mul(mul(x, x), p));
+  return add(series, sub(direct, zero_unless_above(x, kSeries, direct)));
+}
+
+// xIELU (Huang and Schlag, 2024, arXiv 2411.13010); `numbers` are at the places of PagedXielu.
+inline Floats xielu(Floats x, const float* numbers) {
+  const Floats lower = minimum(zero_floats(), x), y = minimum(broadcast(numbers[PAGED_EPS]), lower);
+  const Floats below = mul(add(exponential_beyond_line(y), sub(y, lower)), broadcast(numbers[PAGED_NEGATIVE]));
+  const Floats above = mul(mul(x, x), broadcast(numbers[PAGED_POSITIVE]));
+  const Floats curve = sub(add(below, zero_unless_above(x, 0.0f, above)), zero_unless_above(x, 0.0f, below));
+  return fma(broadcast(numbers[PAGED_BETA]), x, curve);
 }
 
 // The hidden activations of an expert: activation(gate) * up, or with a limit, gpt-oss's clamped variant.

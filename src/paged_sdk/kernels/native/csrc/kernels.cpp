@@ -7,6 +7,7 @@
 
 #include "argmax.h"
 #include "decoder.h"
+#include "draw.h"
 #include "experts.h"
 #include "gated_delta.h"
 #include "head_product.h"
@@ -164,6 +165,19 @@ int argmax(const paged_argmax_args& args) {
   return kOk;
 }
 
+int draw(const paged_draw_args& args) {
+  const size_t own = DrawScratch::bytes(args.vocab_size);
+  uint8_t* memory = reserve(*args.workspace, own * args.num_threads);
+  if (memory == nullptr) return kNoMemory;
+  parallel_for(args.num_threads, args.num_rows, draw_cost(args.vocab_size),
+               [&](int64_t first, int64_t last, int thread) {
+                 Arena arena(memory + own * thread);
+                 const DrawScratch scratch = DrawScratch::at(arena, args.vocab_size);
+                 for (int64_t row = first; row < last; ++row) draw_row(args, row, scratch);
+               });
+  return kOk;
+}
+
 int short_conv(const paged_short_conv_args& args) {
   const int64_t parts = (args.channels + kConvChannels - 1) / kConvChannels, rows = args.rows.num_rows;
   const int64_t tokens = args.rows.first_tokens[rows];
@@ -198,7 +212,7 @@ int mamba2(const paged_mamba2_args& args) {
 }  // namespace
 
 extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, head_product, experts, route, attention, decoder,
-                                     quantize, quantize_groups, rows, norm, argmax, short_conv, gated_delta, mamba2,
+                                     quantize, quantize_groups, rows, norm, argmax, draw, short_conv, gated_delta, mamba2,
                                      pack_dense};
 
 }  // namespace paged

@@ -18,6 +18,7 @@ struct KernelTable {
   int (*rows)(const paged_rows_args& args);
   int (*norm)(const paged_norm_args& args);
   int (*argmax)(const paged_argmax_args& args);
+  int (*draw)(const paged_draw_args& args);
   int (*short_conv)(const paged_short_conv_args& args);
   int (*gated_delta)(const paged_gated_delta_args& args);
   int (*mamba2)(const paged_mamba2_args& args);

@@ -275,12 +275,13 @@ inline auto add_product(Job& job, const float* product, const Output out, int64_
 }
 
 // gate = activation(gate) * up in place, for rows [gate, up]; without a gate, up = activation(up).
-inline auto activate_rows(Job& job, float* gate_up, int inner, bool has_gate, int32_t activation, int num_rows) {
-  return job.phase(num_rows, 4 * row_cost(inner), [=](int64_t first, int64_t last, int) {
+inline auto activate_rows(Job& job, float* gate_up, int inner, bool has_gate, const paged_layer& layer, int num_rows) {
+  return job.phase(num_rows, 4 * row_cost(inner), [=, &layer](int64_t first, int64_t last, int) {
     for (int64_t row = first; row < last; ++row) {
       float* gate = gate_up + row * (has_gate ? 2 : 1) * inner;
       for (int c = 0; c < inner; c += 16) {
-        const Floats activated = activate(load_floats(gate + c), activation);
+        const Floats x = load_floats(gate + c);
+        const Floats activated = layer.xielu != nullptr ? xielu(x, layer.xielu) : activate(x, layer.activation);
         store_floats(gate + c, has_gate ? mul(activated, load_floats(gate + inner + c)) : activated);
       }
     }

@@ -136,7 +136,7 @@ inline auto join_experts(Job& job, const paged_layer& layer, float* mlp, float* 
   const auto join = [&layer, mlp, experts, read, hidden](int64_t first, int64_t last, int) {
     const paged_mixture& mixture = layer.mixture;
     for (int64_t at = first * hidden; at < last * hidden; at += hidden) {
-      if (mixture.mlp_norm != nullptr) normalize(mlp + at, hidden, mixture.mlp_norm, layer.norm_eps);
+      if (mixture.dense_output_norm != nullptr) normalize(mlp + at, hidden, mixture.dense_output_norm, layer.norm_eps);
       if (mixture.output_norm != nullptr) normalize(experts + at, hidden, mixture.output_norm, layer.norm_eps);
       Floats share = broadcast(1.0f);
       if (mixture.mlp_gate != nullptr) {

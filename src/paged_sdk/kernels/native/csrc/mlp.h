@@ -62,7 +62,7 @@ inline Task run_adapted_mlp(Job& job, const Step& step, int index, const MlpEnds
     co_await add_updates(job, step.adapted, index, first_projection, count, {own.normed, hidden, hidden, true},
                          own.gate_up, width, own.shrunk);
   }
-  co_await activate_rows(job, own.gate_up, inner, count == 2, layer.activation, rows);
+  co_await activate_rows(job, own.gate_up, inner, count == 2, layer, rows);
   const UpdateInput joined = join_columns(step, layer.inner_widths, {own.gate_up, width, inner}, layer.down.cols);
   const Operand gated = Operand::at(step.scratch.activations, layer.down, rows);
   co_await prepare_rows(job, layer.down, {joined.data, joined.stride, PAGED_FLOAT32}, nullptr, 0.0f, gated);
@@ -87,7 +87,7 @@ inline Task run_mlp(Job& job, const Step& step, int index, const MlpEnds ends) {
   const Operand gated = Operand::at(memory, layer.down, rows);
   if (layer.gate.data == nullptr) {
     co_await multiply(job, &layer.up, 1, mlp_input, plain_output(hidden, inner), step.sums);
-    co_await activate_rows(job, hidden, inner, false, layer.activation, rows);
+    co_await activate_rows(job, hidden, inner, false, layer, rows);
   } else {
     co_await multiply_gated(job, layer.gate, layer.up, layer.down, ready, mlp_input, layer.activation, hidden,
                             step.sums);

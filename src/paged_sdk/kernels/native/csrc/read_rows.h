@@ -9,7 +9,8 @@ namespace {
 inline int query_width(const paged_heads& heads) { return heads.num_heads * heads.head_dim; }
 inline int64_t projected_width(const paged_layer& layer) {
   const paged_heads& heads = layer.heads;
-  return query_width(heads) + (layer.shares_keys != 0 ? 0 : 2 * heads.num_kv_heads * heads.head_dim);
+  const int queries = query_width(heads), keys = layer.shares_keys != 0 ? 0 : heads.num_kv_heads * heads.head_dim;
+  return queries * (layer.gates != 0 ? 2 : 1) + 2 * keys;
 }
 // Returns the step's row of a row, which may be one of those that are read.
 inline int64_t original_row(const paged_decoder_args& args, int64_t row) {
@@ -30,17 +31,17 @@ inline int64_t row_read(const paged_decoder_args& args, int seq, int64_t index) 
   return args.batch.cu_seqlens_q[seq + 1] - args.cu_seqlens_read[seq + 1] + index;
 }
 
-// Copies the residual stream of the rows that are read to `read`, and moves their queries to the front, unless they
-// have none yet.
+// Copies the residual stream of the rows that are read to `read`, and moves their queries to the front, with gates if
+// there are any, unless they have none yet.
 inline void gather_read(const paged_decoder_args& args, const paged_layer& layer, int hidden, float* projected,
                         float* read, int32_t* original_rows) {
-  const int64_t width = projected_width(layer);
+  const int64_t width = projected_width(layer), moved = layer.gates != 0 ? width : query_width(layer.heads);
   for (int s = 0; s < args.batch.num_seqs; ++s) {
     for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i) {
       const int64_t row = row_read(args, s, i);
       __builtin_memcpy(read + i * hidden, args.hidden + row * hidden, sizeof(float) * hidden);
       if (projected != nullptr)
-        __builtin_memmove(projected + i * width, projected + row * width, sizeof(float) * query_width(layer.heads));
+        __builtin_memmove(projected + i * width, projected + row * width, sizeof(float) * moved);
       original_rows[i] = static_cast<int32_t>(row);
     }
   }

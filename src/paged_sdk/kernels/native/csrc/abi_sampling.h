@@ -1,0 +1,53 @@
+// Declares the part of the C interface that chooses tokens. structures_sampling.py mirrors each structure field by field.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+struct paged_workspace;  // abi.h
+
+// out[row] = argmax of x[row], the first of equal maxima; -1 if a number is NaN or the maximum is not finite.
+struct paged_argmax_args {
+  const float* x;
+  int64_t* out;
+  int64_t x_stride;
+  int32_t rows;
+  int32_t cols;
+  int32_t num_threads;
+  int32_t reserved;
+};
+
+// How the tokens of a row are drawn. Temperature 0 takes the likeliest token; otherwise a token's weight is
+// e^((logit - largest logit) / temperature). Top-k keeps the tokens with the largest logits, top-p as many of these as
+// reach its share of their weight, min-p those with at least its share of the largest weight. Of tokens that tie for the
+// last place of top-k or top-p, the first are kept.
+struct paged_draw_settings {
+  int64_t stream;  // of the random numbers; not read here, but per draw
+  double temperature;
+  double top_p;   // 1 or more keep all
+  double min_p;   // 0 keeps all
+  int64_t top_k;  // at least 1; vocab_size or more keep all
+};
+
+// Draws tokens, -1 for rows with NaN or whose largest logit is not finite. A draw inverts the cumulative distribution of
+// the tokens that are kept, at the number of SplitMix64 (Steele, Lea and Flood, 2014) at `position` in `stream`. With
+// top-k or top-p, tokens are in the order of falling logits, and equal ones in that of their ids; otherwise in that of
+// their ids. If a draw has proposals, the first that is kept is its token; there is none below 0.
+struct paged_draw_args {
+  const float* logits;                  // [num_rows, vocab_size]
+  const paged_draw_settings* settings;  // [num_rows]
+  const int64_t* first_draws;           // [num_rows + 1]: the draws of row r are first_draws[r] ... first_draws[r + 1] - 1
+  const int64_t* streams;               // [num_draws], as are positions
+  const int64_t* positions;
+  const int64_t* proposed;  // [num_draws, num_proposed]
+  int64_t* tokens;          // [num_draws]
+  paged_workspace* workspace;
+  int64_t stride;  // of the logits
+  int32_t num_rows;
+  int32_t vocab_size;
+  int32_t num_proposed;
+  int32_t num_threads;
+};
+
+}  // extern "C"
