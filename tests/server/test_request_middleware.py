@@ -17,7 +17,7 @@ from attrs import fields_dict
 from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from paged_sdk import ConfigError, ModelStats, NumericalError
+from paged_sdk import ConfigError, ModelStats, NumericalError, TextModelBuilder
 from paged_sdk.server import JsonLines, ServerSettings, connection, create_app
 from paged_sdk.server.metrics import COUNTERS, GAUGES
 from paged_sdk.testing import fake_model
@@ -442,3 +442,15 @@ def test_models_are_checked() -> None:
     for models in ({}, {"": lambda: fake_model("a")}, {"a": 1}):
         with pytest.raises(ConfigError):
             create_app(models)  # type: ignore[arg-type]  # no models
+
+
+@pytest.mark.parametrize("models", [TextModelBuilder("some/model"), TextModelBuilder("some/model").build(), None])
+def test_a_builder_is_not_a_model_to_serve(models: Any) -> None:
+    with pytest.raises(ConfigError, match=r'models = .* such as {"small": builder\.build}'):
+        create_app(models)
+
+
+def test_settings_of_a_server_are_server_settings() -> None:
+    settings: Any = {"timeout": 60}
+    with pytest.raises(ConfigError, match=r"settings = .* ServerSettings or None"):
+        create_app({"small": TextModelBuilder("some/model").build}, settings)

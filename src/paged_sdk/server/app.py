@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from paged_sdk import Model
+from paged_sdk import ConfigError, Model
 from paged_sdk.server.adapter_routes import AdapterRoutes
 from paged_sdk.server.answers import Answers
 from paged_sdk.server.chat_page import PAGE_ROUTES, ChatPage
@@ -291,8 +291,10 @@ def create_app(models: Model | Mapping[str, ModelSource], settings: ServerSettin
     :param models: a model, under its own name; or models by name, each open, or a function that opens it when the
         application starts, such as a builder's ``build``
     :param settings: None: the defaults of :class:`ServerSettings`
-    :raises ConfigError: something that is not a model
+    :raises ConfigError: something that is not a model, or other settings
     """
+    if not isinstance(settings, ServerSettings | None):
+        raise ConfigError.of("settings", settings, "ServerSettings or None")
     named = {models.name: models} if isinstance(models, Model) else models
     return ModelServer(ServedModels(named), settings or ServerSettings())
 

@@ -41,6 +41,8 @@ class ServedModels:
     """
 
     def __init__(self, sources: Mapping[str, ModelSource]) -> None:
+        if not isinstance(sources, Mapping):
+            raise ConfigError.of("models", sources, 'a model, or models by name, such as {"small": builder.build}')
         for name, source in sources.items():
             if not isinstance(name, str) or not name:
                 raise ConfigError.of("models", name, "names of at least one character")

@@ -204,6 +204,15 @@ def _attend_tile(
 
     dim = tl.arange(0, padded_size)
     result = normalize(joined(running.sums), running.peak, running.total, sinks, head, valid)
+    if padded_size > 256:
+        # Which rows these are is computed again. To keep it since the query was loaded takes a register or two for each
+        # row of a thread, of which none are left: with groups of 20 heads, 248 bytes would spill on 9.0. A volatile
+        # load keeps the compiler from seeing that it is the same.
+        first_token = tl.load(cu_seqlens_q + row, volatile=True)
+        tile_row = (tile - row - first_token * group // block_m) * block_m + tl.arange(0, block_m)
+        token = tile_row // group
+        head = kv_head * group + tile_row % group
+        valid = token < num_tokens
     place = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride + key_only
     mask = valid[:, None] & (dim < head_dim - key_only)[None, :]
     tl.store(output + place[:, None] + dim[None, :], result, mask=mask)
