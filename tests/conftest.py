@@ -218,6 +218,18 @@ def builder(tiny_checkpoint: Path) -> TextModelBuilder:
     return TextModelBuilder(tiny_checkpoint).with_dtype("float32").with_force_cpu().with_num_threads(1)
 
 
+# Of a module, since Hypothesis refuses fixtures of single tests.
+@pytest.fixture(scope="module", params=["native", "torch"])
+def every_draw(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have samplers on the CPU draw tokens natively, and once more by torch."""
+    if request.param == "native" and why_not() is not None:
+        pytest.skip(why_not() or "")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr("paged_sdk.sampling.token_draw.load", lambda: None)
+        yield
+
+
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     """Run every test marked ``anyio`` under both backends."""

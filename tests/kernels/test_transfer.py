@@ -11,7 +11,7 @@ from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.guard import clear_frames
 from paged_sdk.kernels.transfer import HostCopies, to_device
 from paged_sdk.sampling.device_draw import _upload
-from paged_sdk.sampling.draw_row import DrawRow
+from paged_sdk.sampling.sequence_settings import SequenceSettings
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_what_was_there_before_is_no_pinned_memory(device: FailingDevice) -> Non
 def test_input_is_freed_once_it_is_sent(device: FailingDevice) -> None:
     """And not when whoever has sent it lets go of what arrived."""
     numbers, others = to_device(CUDA, np.arange(5), np.ones(3, np.float32))
-    settings = _upload([DrawRow(SamplingParams(temperature=0.5, seed=3), 0)], [7], CUDA)
+    settings = _upload([SequenceSettings(SamplingParams(temperature=0.5, seed=3), 0)], [7], CUDA)
     assert device.num_freed == 2
     assert numbers.tolist() == [0, 1, 2, 3, 4]
     assert others.tolist() == [1.0] * 3

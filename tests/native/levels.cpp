@@ -330,8 +330,8 @@ void compare_draws(Levels& levels) {
     levels.compare(of("draw", static_cast<int32_t>(settings.top_k), static_cast<int>(10 * settings.top_p)), {0.0},
                    [&](const Run& run) {
                      const int64_t first_draws[] = {0, kDraws};
-                     std::vector<int64_t> streams(kDraws), positions(kDraws), proposed(kDraws, 7), tokens(kDraws);
-                     for (int i = 0; i < kDraws; ++i) streams[i] = i % 3, positions[i] = i;
+                     std::vector<int64_t> streams(kDraws), positions(kDraws), proposed(kDraws), tokens(kDraws);
+                     for (int i = 0; i < kDraws; ++i) streams[i] = i % 3, positions[i] = i, proposed[i] = 25 * i - 1;
                      paged_draw_args args{};
                      args.logits = logits.data();
                      args.settings = &settings;
@@ -343,6 +343,7 @@ void compare_draws(Levels& levels) {
                      args.workspace = run.workspace;
                      args.stride = kVocab;
                      args.num_rows = 1;
+                     args.num_proposed = 1;
                      args.vocab_size = kVocab;
                      args.num_threads = 1;
                      run.done(paged_draw(run.level, &args));

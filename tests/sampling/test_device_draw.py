@@ -14,9 +14,9 @@ from torch import Tensor
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.sampling.device_draw import DeviceDraw
-from paged_sdk.sampling.draw_row import DrawRow
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.sampling.sampler import Sampler
+from paged_sdk.sampling.sequence_settings import SequenceSettings
 
 CPU = torch.device("cpu")
 
@@ -43,7 +43,7 @@ def sample_row(params: SamplingParams, choice_index: int, num_output_tokens: int
 def test_frequencies_are_those_of_naive_float64(params: SamplingParams) -> None:
     """Chi-square over the tokens of a text."""
     logits, num_steps, num_texts = random_logits(1, vocab_size=50) / 2, 40, 100
-    rows = [DrawRow(params, choice_index) for choice_index in range(num_texts)]
+    rows = [SequenceSettings(params, choice_index) for choice_index in range(num_texts)]
     draws = DeviceDraw(CPU, 50)
     steps = [draws.draw(logits.expand(num_texts, -1), rows, [step] * num_texts) for step in range(num_steps)]
     tokens = torch.cat(steps)
@@ -65,12 +65,13 @@ def test_frequencies_are_those_of_naive_float64(params: SamplingParams) -> None:
     assert statistic < len(expected) - 1 + 5 * np.sqrt(2 * len(expected))
 
 
+@pytest.mark.usefixtures("every_draw")
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.6, "min_p": 0.1}, {"temperature": 0.0}])
 def test_tokens_are_the_host_samplers_without_top_k_and_top_p(settings: dict[str, Any]) -> None:
     logits = random_logits(40)
     params = [SamplingParams(seed=index, **settings) for index in range(40)]
     positions = list(range(40))
-    drawn = DeviceDraw(CPU, 300).draw(logits, [DrawRow(each, 1) for each in params], positions)
+    drawn = DeviceDraw(CPU, 300).draw(logits, [SequenceSettings(each, 1) for each in params], positions)
     rows = [sample_row(each, 1, position) for each, position in zip(params, positions, strict=True)]
     sampler = Sampler(300, CPU, ())
     on_host = sampler.sample(logits.clone(), sampler.prepare(rows))
@@ -79,7 +80,7 @@ def test_tokens_are_the_host_samplers_without_top_k_and_top_p(settings: dict[str
 
 def test_batches_and_pauses_do_not_matter() -> None:
     """Rows come, go, move and rest; each gets the tokens that it gets alone."""
-    rows = [DrawRow(params, choice_index=0) for params in MIXED]
+    rows = [SequenceSettings(params, choice_index=0) for params in MIXED]
     logits = torch.stack([random_logits(len(rows), seed=step) for step in range(6)])
     alone = [
         [
@@ -112,7 +113,7 @@ def test_settings_are_sent_only_when_the_batch_changes(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(device_draw, "_upload", counted)
     draws = DeviceDraw(CPU, 300)
-    first, second, greedy = (DrawRow(params, 0) for params in (MIXED[1], MIXED[4], MIXED[0]))
+    first, second, greedy = (SequenceSettings(params, 0) for params in (MIXED[1], MIXED[4], MIXED[0]))
     logits = random_logits(2)
     for positions in ([3, 7], [4, 8], [5, 9]):
         draws.draw(logits, [first, second], positions)
@@ -128,7 +129,7 @@ def test_settings_are_sent_only_when_the_batch_changes(monkeypatch: pytest.Monke
 def test_rows_without_a_choice() -> None:
     logits = random_logits(len(MIXED))
     logits[::2] = torch.nan
-    tokens = DeviceDraw(CPU, 300).draw(logits, [DrawRow(params, 0) for params in MIXED], [0] * len(MIXED))
+    tokens = DeviceDraw(CPU, 300).draw(logits, [SequenceSettings(params, 0) for params in MIXED], [0] * len(MIXED))
     assert (tokens == NOT_DRAWN).tolist() == [True, False] * 3 + [True]
 
 

@@ -75,6 +75,7 @@ def test_drafts_are_verified_on_the_host() -> None:
     assert not sampler.serves(row)
 
 
+@pytest.mark.usefixtures("every_draw")
 def test_batches_go_on_as_on_the_host() -> None:
     """Penalties count what was sampled, without being told of it."""
     params = [SERVED[0], SERVED[3], SERVED[2], SERVED[4]]
@@ -100,6 +101,7 @@ def test_batches_go_on_as_on_the_host() -> None:
             output.append(token)
 
 
+@pytest.mark.usefixtures("every_draw")
 def test_warming_up_leaves_no_trace() -> None:
     sampler = make_sampler()
     sampler.warm_up(torch.randn(2, 50))

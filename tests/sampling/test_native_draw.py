@@ -19,6 +19,7 @@ from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.draw import NativeDraw
 from paged_sdk.kernels.native.structures_sampling import DRAW_SETTINGS
+from paged_sdk.kernels.sampling import uniforms
 from paged_sdk.sampling.native_draw import NativeTokenDraw
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.sampling.torch_draw import TorchTokenDraw
@@ -40,6 +41,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1e30, "top_p": 0.5},
     {"temperature": 1e-6, "top_p": 0.9},
     {"top_p": 1 - 1e-12},
+    {"min_p": 1e-50},  # nothing in float32
 ]
 
 
@@ -106,6 +108,7 @@ def test_as_torch_draws(isa: str, vocab_size: int, scale: float) -> None:
     found = draw_all(NativeTokenDraw(library(isa)), logits, rows)
     expected = draw_all(TorchTokenDraw(), logits, rows)
     pairs = [pair for own in zip(found, expected, strict=True) for pair in zip(*own, strict=True)]
+    assert len(pairs) == 3 * len(SETTINGS)
     # A sum's last bits decide now and then.
     assert sum(one == other for one, other in pairs) >= len(pairs) - 2
 
@@ -120,7 +123,7 @@ def test_a_token_does_not_depend_on_its_batch(vocab_size: int) -> None:
     wanted = range(0, len(rows), 3)
     assert draw.draw(logits, rows, wanted, {}) == [together[index] for index in wanted]
     draw.forget([0, 1, 99])
-    assert set(draw._rows) == set(range(2, len(rows)))
+    assert set(draw._settings) == set(range(2, len(rows)))
     assert draw_all(draw, logits, rows) == together
 
 
@@ -128,6 +131,8 @@ def test_a_token_does_not_depend_on_its_batch(vocab_size: int) -> None:
 def test_proposals_that_are_kept_are_taken(isa: str) -> None:
     settings = [each for each in SETTINGS if each.get("temperature") != 0]
     logits = (make_logits(len(settings), 900) * 2).round() / 2
+    banned = 450
+    logits[:, banned:] = -math.inf
     native, by_torch = NativeTokenDraw(library(isa)), TorchTokenDraw()
     for seed in range(20):
         rows = make_rows(settings, seed, num_samples=1 + seed % 3)
@@ -137,11 +142,14 @@ def test_proposals_that_are_kept_are_taken(isa: str) -> None:
             assert (one == other).mean() > 0.9
         some = {index: each for index, each in enumerate(proposed) if index % 4}
         some[1] = np.full_like(some[1], -1)
+        for each in some.values():
+            each[:, 0] = banned + seed
         found, expected = draw_all(native, logits, rows, some), draw_all(by_torch, logits, rows, some)
         for index, (tokens, others) in enumerate(zip(found, expected, strict=True)):
             assert tokens == others
+            assert max(tokens) < banned
             if settings[index].keys() <= {"temperature"} and index % 4 > 1:
-                assert tokens == proposed[index][:, 0].tolist()
+                assert tokens == proposed[index][:, 1].tolist()
 
 
 @every_level
@@ -160,17 +168,32 @@ def test_rows_from_which_nothing_can_be_drawn(isa: str, vocab_size: int) -> None
         assert draw.propose(logits, rows, [1], 3)[0].tolist() == [[-1] * 3] * 2
 
 
+def stream_of_bits(bits: int) -> int:
+    """Return the stream whose first number has these bits, by SplitMix64 backwards."""
+
+    def unshift(value: int, shift: int) -> int:
+        result = value
+        for _ in range(64 // shift + 1):
+            result = value ^ (result >> shift)
+        return result
+
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9)):
+        bits = unshift(bits, shift) * pow(factor, -1, 2**64) % 2**64
+    return (unshift(bits, 30) - 0x9E3779B97F4A7C15) % 2**64
+
+
 @every_level
 def test_a_draw_never_leaves_what_is_kept(isa: str) -> None:
-    """Numbers next to 0 and 1, and weights below the smallest normal float."""
+    """The least and the largest number, beside tokens whose weights are below the smallest normal float."""
     draw = NativeDraw(library(isa))
     logits = torch.full((1, 300), -200.0)
-    logits[0, [7, 150, 290]] = torch.tensor([0.0, -80.0, -90.0])
+    logits[0, [7, 150, 290]] = torch.tensor([1.0, 0.5, 0.0])
+    streams = np.array([stream_of_bits(0), stream_of_bits(2**64 - 1)], np.uint64).view(np.int64)
+    assert uniforms(torch.from_numpy(streams), torch.zeros(2, dtype=torch.int64)).tolist() == [0, 1 - 2**-53]
     for top_k, top_p, min_p in ((300, 1.0, 0.0), (3, 1.0, 0.0), (300, 0.999, 0.0), (300, 1.0, 1e-4)):
         settings = np.array([(0, 1.0, top_p, min_p, top_k)], DRAW_SETTINGS)
-        positions = np.arange(2_000)
-        tokens = draw(logits, settings, np.array([2_000]), np.zeros(2_000, np.int64), positions)
-        assert set(tokens.tolist()) == {7}
+        tokens = draw(logits, settings, np.array([2]), streams, np.zeros(2, np.int64)).tolist()
+        assert tokens == [7, 290]
 
 
 def test_no_rows_and_no_draws() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -13,13 +12,14 @@ from attrs import evolve
 from rows import make_grammar, make_request, make_row
 
 from paged_sdk.config.sampling import SamplingParams
-from paged_sdk.kernels.native.library import why_not
 from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.sampling.constraint import Constraints
 from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.proposals import Proposals
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.types.constraint import Constraint
+
+pytestmark = pytest.mark.usefixtures("every_draw")
 
 TOKENS: Final = [bytes([65 + each]) for each in range(26)]
 TOKENS[2] = b""
@@ -34,6 +34,8 @@ SETTINGS: Final = {
     "top-p": SamplingParams(temperature=1.0, top_p=0.7),
     "small top-p": SamplingParams(temperature=1.5, top_p=0.2),
     "min-p": SamplingParams(temperature=1.0, min_p=0.15),
+    # Nothing in float32, but banned tokens are less likely.
+    "smallest min-p": SamplingParams(temperature=1.0, min_p=1e-50),
     "top-k": SamplingParams(temperature=1.0, top_k=4),
     "all of them": SamplingParams(temperature=1.3, top_k=20, top_p=0.8, min_p=0.05),
     "top-p and min-p": SamplingParams(temperature=1.3, top_p=0.9, min_p=0.1),
@@ -45,17 +47,6 @@ PLACES: Final = {
     "between others": {3: 2.0, 11: 2.5, 5: 1.5, 12: 1.0, 7: 1.0, 13: 3.0, 21: 1.0},
     "unlikely": {11: 6.0, 12: 5.0, 13: 4.0, 3: 1.0, 25: 0.5},
 }
-
-
-@pytest.fixture(scope="module", autouse=True, params=["native", "torch"])
-def how_tokens_are_drawn(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Draw the tokens of every test natively, and once more by torch."""
-    if request.param == "native" and why_not() is not None:
-        pytest.skip(why_not() or "")
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "torch":
-            patch.setattr("paged_sdk.sampling.token_draw.load", lambda: None)
-        yield
 
 
 def make_sampler(*, prepare_all_masks: bool) -> Sampler:

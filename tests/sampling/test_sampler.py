@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,25 +26,16 @@ from transformers import (
 )
 
 from paged_sdk.config.sampling import DryParams, SamplingParams
-from paged_sdk.kernels.native.library import why_not
 from paged_sdk.sampling.logprobs import LogprobTable
+from paged_sdk.sampling.native_draw import NativeTokenDraw
 from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.sampling.sampler import SampledRows, Sampler
 
+pytestmark = pytest.mark.usefixtures("every_draw")
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True, params=["native", "torch"])
-def how_tokens_are_drawn(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Draw the tokens of every test natively, and once more by torch."""
-    if request.param == "native" and why_not() is not None:
-        pytest.skip(why_not() or "")
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "torch":
-            patch.setattr("paged_sdk.sampling.token_draw.load", lambda: None)
-        yield
 
 
 def make_sampler(vocab_size: int) -> Sampler:
@@ -367,10 +358,12 @@ def test_counts_follow_a_sequence_and_start_over_when_it_changes() -> None:
 
 def test_forgotten_sequences_leave_nothing_behind() -> None:
     sampler = make_sampler(12)
-    params = SamplingParams(temperature=0.0, presence_penalty=1.0)
+    params = SamplingParams(presence_penalty=1.0, seed=1)
     sample_with(sampler, torch.zeros(3, 12), [row(params, seq_id=seq_id) for seq_id in range(3)])
     sampler.forget([0, 2, 77])
     assert list(sampler._states) == [1]
+    if isinstance(sampler._token_draw, NativeTokenDraw):
+        assert list(sampler._token_draw._settings) == [1]
 
 
 def test_another_request_under_the_same_id_is_heeded() -> None:

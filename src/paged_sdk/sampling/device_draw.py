@@ -13,7 +13,7 @@ from torch import Tensor
 from paged_sdk.kernels.draw_settings import DrawSettings
 from paged_sdk.kernels.native.structures_sampling import DRAW_SETTINGS
 from paged_sdk.kernels.sampling import argmax, draw
-from paged_sdk.sampling.draw_row import DrawRow
+from paged_sdk.sampling.sequence_settings import SequenceSettings
 
 __all__ = ["DeviceDraw"]
 
@@ -47,12 +47,12 @@ class DeviceDraw:
     def __init__(self, device: torch.device, vocab_size: int) -> None:
         self._device = device
         self._vocab_size = vocab_size
-        self._rows: list[DrawRow] = []
+        self._rows: list[SequenceSettings] = []
         self._all_greedy = True
         self._settings: DrawSettings | None = None
         self._next_positions: list[int] = []
 
-    def draw(self, logits: Tensor, rows: list[DrawRow], num_output_tokens: list[int]) -> Tensor:
+    def draw(self, logits: Tensor, rows: list[SequenceSettings], num_output_tokens: list[int]) -> Tensor:
         """Draw one token per row by launching kernels, without waiting for the device.
 
         :param logits: float32 ``[len(rows), vocab_size]``, last dimension contiguous
@@ -80,7 +80,7 @@ class DeviceDraw:
         return self._settings
 
 
-def _upload(rows: Sequence[DrawRow], positions: Sequence[int], device: torch.device) -> DrawSettings:
+def _upload(rows: Sequence[SequenceSettings], positions: Sequence[int], device: torch.device) -> DrawSettings:
     """Copy settings to the device by one asynchronous copy; torch keeps the pinned memory until the copy is done."""
     num_slots = -(-len(rows) // _ROWS_PER_UNIT) * _ROWS_PER_UNIT
     sizes = [num_slots * dtype.itemsize for dtype in _DTYPES.values()]
@@ -92,7 +92,9 @@ def _upload(rows: Sequence[DrawRow], positions: Sequence[int], device: torch.dev
     )
 
 
-def _on_host(rows: Sequence[DrawRow], positions: Sequence[int], sizes: list[int], *, is_pinned: bool) -> Tensor:
+def _on_host(
+    rows: Sequence[SequenceSettings], positions: Sequence[int], sizes: list[int], *, is_pinned: bool
+) -> Tensor:
     """Pack settings into one host tensor.
 
     :param sizes: bytes reserved for each of :data:`_DTYPES`

@@ -12,9 +12,9 @@ from torch import Tensor
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.sampling.device_draw import DeviceDraw
 from paged_sdk.sampling.device_logprobs import LogprobRows, LogprobTensors
-from paged_sdk.sampling.draw_row import DrawRow
 from paged_sdk.sampling.processor import ALL_TOKENS, DeviceProcessor, Processor
 from paged_sdk.sampling.row import SampleRow
+from paged_sdk.sampling.sequence_settings import SequenceSettings
 from paged_sdk.sampling.truncation import is_greedy, num_candidates
 from paged_sdk.scheduler.request import Request
 
@@ -47,7 +47,7 @@ class DeviceBatch:
     :ivar logprobs: the rows with logprobs; None: no row has any
     """
 
-    rows: list[DrawRow]
+    rows: list[SequenceSettings]
     num_output_tokens: list[int]
     steps: list[tuple[DeviceProcessor[Any], Any]]
     logprobs: LogprobRows | None
@@ -76,7 +76,7 @@ class DeviceSampler:
         self._on_host = [processor for processor, form in forms if form is None]
         self._draw = DeviceDraw(device, vocab_size)
         self._vocab_size = vocab_size
-        self._rows: dict[int, DrawRow] = {}
+        self._rows: dict[int, SequenceSettings] = {}
 
     @staticmethod
     def num_bytes(processors: Iterable[Processor[Any]], max_num_seqs: int, vocab_size: int) -> int:
@@ -160,7 +160,7 @@ class DeviceSampler:
         for processor in self._processors:
             processor.warm_up(logits)
         for params in (SamplingParams.deterministic(), SamplingParams(temperature=1.0, top_k=8, top_p=0.9, seed=0)):
-            self._draw.draw(logits, [DrawRow(params, choice_index=0)] * num_rows, [0] * num_rows)
+            self._draw.draw(logits, [SequenceSettings(params, choice_index=0)] * num_rows, [0] * num_rows)
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Drop the state of sequences that have ended; unknown ids are allowed."""
@@ -169,10 +169,10 @@ class DeviceSampler:
             for processor in self._processors:
                 processor.forget(seq_id)
 
-    def _row(self, row: SampleRow) -> DrawRow:
+    def _row(self, row: SampleRow) -> SequenceSettings:
         found = self._rows.get(row.seq_id)
         if found is None:
-            found = self._rows[row.seq_id] = DrawRow(row.request.sampling, row.choice_index)
+            found = self._rows[row.seq_id] = SequenceSettings(row.request.sampling, row.choice_index)
         return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +14,13 @@ from paged_sdk.kernels.native.draw import NativeDraw
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.structures_sampling import DRAW_SETTINGS
 from paged_sdk.kernels.sampling import NOT_DRAWN
-from paged_sdk.sampling.draw_row import DrawRow
 from paged_sdk.sampling.row import SampleRow
+from paged_sdk.sampling.sequence_settings import SequenceSettings
 from paged_sdk.sampling.uniform import stream_starts, streams_of_others
 
 __all__ = ["NativeTokenDraw"]
 
 Ids: TypeAlias = npt.NDArray[np.int64]
-
-_KEEPS_ALL: Final = 2**31 - 1
 
 
 class NativeTokenDraw:
@@ -33,7 +31,7 @@ class NativeTokenDraw:
 
     def __init__(self, library: NativeLibrary) -> None:
         self._draw = NativeDraw(library)
-        self._rows: dict[int, DrawRow] = {}
+        self._settings: dict[int, SequenceSettings] = {}
 
     def draw(
         self, logits: Tensor, rows: Sequence[SampleRow], wanted: Sequence[int], proposed: Mapping[int, Ids]
@@ -41,7 +39,7 @@ class NativeTokenDraw:
         """Implement :meth:`~paged_sdk.sampling.token_draw.TokenDraw.draw`."""
         if not wanted:
             return []
-        settings = self._settings(rows)
+        settings = self._records(rows)
         num_draws = _num_draws(rows, wanted)
         streams, positions = self._places(rows, settings, wanted)
         asked = None
@@ -56,9 +54,9 @@ class NativeTokenDraw:
 
     def propose(self, logits: Tensor, rows: Sequence[SampleRow], wanted: Sequence[int], num: int) -> list[Ids]:
         """Implement :meth:`~paged_sdk.sampling.token_draw.TokenDraw.propose`."""
-        settings = self._settings(rows)
+        settings = self._records(rows)
         streams, positions = self._places(rows, settings, wanted)
-        settings["top_k"], settings["top_p"], settings["min_p"] = _KEEPS_ALL, 1, 0
+        settings["top_k"], settings["top_p"], settings["min_p"] = logits.shape[1], 1, 0
         others = streams_of_others(streams, positions)[:, None].repeat(num - 1, axis=1)
         streams = np.concatenate([streams[:, None], others], axis=1)
         positions = np.concatenate([positions[:, None], np.broadcast_to(np.arange(num - 1), others.shape)], axis=1)
@@ -69,22 +67,23 @@ class NativeTokenDraw:
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Implement :meth:`~paged_sdk.sampling.token_draw.TokenDraw.forget`."""
         for seq_id in seq_ids:
-            self._rows.pop(seq_id, None)
+            self._settings.pop(seq_id, None)
 
-    def _settings(self, rows: Sequence[SampleRow]) -> npt.NDArray[np.void]:
-        return np.frombuffer(bytearray().join([self._row(row).record for row in rows]), DRAW_SETTINGS)
+    def _records(self, rows: Sequence[SampleRow]) -> npt.NDArray[np.void]:
+        return np.frombuffer(bytearray().join([self._settings_of(row).record for row in rows]), DRAW_SETTINGS)
 
-    def _row(self, row: SampleRow) -> DrawRow:
-        found = self._rows.get(row.seq_id)
+    def _settings_of(self, row: SampleRow) -> SequenceSettings:
+        found = self._settings.get(row.seq_id)
         if found is None or found.params is not row.request.sampling or found.choice_index != row.choice_index:
-            found = self._rows[row.seq_id] = DrawRow(row.request.sampling, row.choice_index)
+            found = self._settings[row.seq_id] = SequenceSettings(row.request.sampling, row.choice_index)
         return found
 
     def _places(
         self, rows: Sequence[SampleRow], settings: npt.NDArray[np.void], wanted: Sequence[int]
     ) -> tuple[Ids, Ids]:
         """Return the stream of each sample of some rows, and the place of its first random number in it."""
-        streams, positions = settings["stream"][wanted], np.array([rows[index].num_output_tokens for index in wanted])
+        streams = settings["stream"][wanted]
+        positions = np.array([rows[index].num_output_tokens for index in wanted], np.int64)
         if all(rows[index].num_samples == 1 for index in wanted):
             return streams, positions
         parts = [_streams(rows[index], streams[place : place + 1]) for place, index in enumerate(wanted)]
@@ -116,7 +115,7 @@ def _after_proposals(
     those that the proposals were drawn with.
     """
     num = next(iter(proposed.values())).shape[1]
-    none = np.full((1, num), NOT_DRAWN)
+    none = np.full((1, num), NOT_DRAWN, np.int64)
     asked = np.concatenate([proposed.get(index, none.repeat(rows[index].num_samples, 0)) for index in wanted])
     has_any = asked[:, 0] != NOT_DRAWN
     others = streams_of_others(streams, positions)

@@ -79,7 +79,7 @@ def _asked(proposed: Mapping[int, Ids], rows: Sequence[SampleRow], indices: Sequ
     """Return the proposals for each sample of some rows, with :data:`NOT_DRAWN` for rows without proposals."""
     if proposed.keys().isdisjoint(indices):
         return None
-    none = np.full((1, next(iter(proposed.values())).shape[1]), NOT_DRAWN)
+    none = np.full((1, next(iter(proposed.values())).shape[1]), NOT_DRAWN, np.int64)
     return np.concatenate([proposed.get(index, none.repeat(rows[index].num_samples, 0)) for index in indices])
 
 

@@ -1,4 +1,4 @@
-"""Truncates distributions by temperature, top-k, top-p and min-p, and draws from them.
+"""Truncates distributions by temperature, top-k, top-p and min-p, and draws from them, where the native kernels cannot.
 
 The device does what reads whole rows of logits: finding candidates and summing weights. The rest, on a few hundred
 candidates per row, runs in float64 on the host, so it is the same for every device, and independent of other rows.

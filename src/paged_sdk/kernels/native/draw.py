@@ -26,6 +26,8 @@ class NativeDraw:
     otherwise in the order of token ids. Of tokens that tie for the last place that top-k or top-p keeps, those with the
     lowest ids are kept. A draw depends on its own row alone.
 
+    It is used by one call at a time.
+
     :param library: the loaded library
     """
 
@@ -74,8 +76,8 @@ class NativeDraw:
         tokens = np.empty(total, np.int64)
         args = Draw(
             logits.data_ptr(),
-            *(each.ctypes.data for each in arrays),
-            tokens.ctypes.data,
+            *(each.__array_interface__["data"][0] for each in arrays),
+            tokens.__array_interface__["data"][0],
             self._workspace.handle,
             stride=logits.stride(0),
             num_rows=num_rows,

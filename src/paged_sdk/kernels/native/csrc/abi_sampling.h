@@ -23,10 +23,10 @@ struct paged_argmax_args {
 // reach its share of their weight, min-p those with at least its share of the largest weight. Of tokens that tie for the
 // last place of top-k or top-p, the first are kept.
 struct paged_draw_settings {
-  int64_t stream;  // of the random numbers; not read here, but per draw
+  int64_t stream;  // the sequence's random numbers, for whoever packs the settings: draws name their own
   double temperature;
-  double top_p;   // 1 or more keep all
-  double min_p;   // 0 keeps all
+  double top_p;   // above 0; 1 or more keep all
+  double min_p;   // 0 to 1; 0 keeps all
   int64_t top_k;  // at least 1; vocab_size or more keep all
 };
 
@@ -40,7 +40,7 @@ struct paged_draw_args {
   const int64_t* first_draws;           // [num_rows + 1]: the draws of row r are first_draws[r] ... first_draws[r + 1] - 1
   const int64_t* streams;               // [num_draws], as are positions
   const int64_t* positions;
-  const int64_t* proposed;  // [num_draws, num_proposed]
+  const int64_t* proposed;  // [num_draws, num_proposed], below vocab_size
   int64_t* tokens;          // [num_draws]
   paged_workspace* workspace;
   int64_t stride;  // of the logits

@@ -167,9 +167,11 @@ int argmax(const paged_argmax_args& args) {
 
 int draw(const paged_draw_args& args) {
   const size_t own = DrawScratch::bytes(args.vocab_size);
-  uint8_t* memory = reserve(*args.workspace, own * args.num_threads);
+  if (args.num_rows == 0) return kOk;
+  const int num_threads = args.num_threads < args.num_rows ? args.num_threads : args.num_rows;
+  uint8_t* memory = reserve(*args.workspace, own * num_threads);
   if (memory == nullptr) return kNoMemory;
-  parallel_for(args.num_threads, args.num_rows, draw_cost(args.vocab_size),
+  parallel_for(num_threads, args.num_rows, draw_cost(args.vocab_size),
                [&](int64_t first, int64_t last, int thread) {
                  Arena arena(memory + own * thread);
                  const DrawScratch scratch = DrawScratch::at(arena, args.vocab_size);

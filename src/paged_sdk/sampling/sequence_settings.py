@@ -12,13 +12,13 @@ from paged_sdk.kernels.native.structures_sampling import DRAW_SETTINGS
 from paged_sdk.sampling.truncation import Settings, is_greedy
 from paged_sdk.sampling.uniform import stream_starts
 
-__all__ = ["DrawRow"]
+__all__ = ["SequenceSettings"]
 
 _KEEPS_ALL: Final = 2**31 - 1
 
 
 @frozen(eq=False)
-class DrawRow:
+class SequenceSettings:
     """Holds the sampling settings of one sequence; made once and kept while the sequence lives.
 
     :ivar params: the sampling parameters, with a seed unless greedy
