@@ -39,7 +39,10 @@ class NativeTokenDraw:
         """Implement :meth:`~paged_sdk.sampling.token_draw.TokenDraw.draw`."""
         if not wanted:
             return []
-        settings = self._records(rows)
+        if not proposed and len(wanted) == len(rows) and all(row.num_samples == 1 for row in rows):
+            drawn = self._draw.one_each(logits, self._records(rows), [row.num_output_tokens for row in rows])
+            return [[] if token == NOT_DRAWN else [token] for token in drawn]
+        settings = np.frombuffer(self._records(rows), DRAW_SETTINGS)
         num_draws = _num_draws(rows, wanted)
         streams, positions = self._places(rows, settings, wanted)
         asked = None
@@ -54,7 +57,7 @@ class NativeTokenDraw:
 
     def propose(self, logits: Tensor, rows: Sequence[SampleRow], wanted: Sequence[int], num: int) -> list[Ids]:
         """Implement :meth:`~paged_sdk.sampling.token_draw.TokenDraw.propose`."""
-        settings = self._records(rows)
+        settings = np.frombuffer(self._records(rows), DRAW_SETTINGS).copy()
         streams, positions = self._places(rows, settings, wanted)
         settings["top_k"], settings["top_p"], settings["min_p"] = logits.shape[1], 1, 0
         others = streams_of_others(streams, positions)[:, None].repeat(num - 1, axis=1)
@@ -69,8 +72,8 @@ class NativeTokenDraw:
         for seq_id in seq_ids:
             self._settings.pop(seq_id, None)
 
-    def _records(self, rows: Sequence[SampleRow]) -> npt.NDArray[np.void]:
-        return np.frombuffer(bytearray().join([self._settings_of(row).record for row in rows]), DRAW_SETTINGS)
+    def _records(self, rows: Sequence[SampleRow]) -> bytes:
+        return b"".join([self._settings_of(row).record for row in rows])
 
     def _settings_of(self, row: SampleRow) -> SequenceSettings:
         found = self._settings.get(row.seq_id)

@@ -54,6 +54,13 @@ class PreparedRows:
         """Tell whether an argmax of the raw logits is enough for every row."""
         return not self.not_plain
 
+    @property
+    def is_bare(self) -> bool:
+        """Tell whether a draw from the raw logits is enough for every row, without logprobs."""
+        if self.failed or any(self.changes):
+            return False
+        return all(row.request.sampling.top_n_logprobs is None for row in self.rows)
+
     def needing_logits(self) -> PreparedRows:
         """Select the rows that need logits."""
         if not self.known_tokens:
@@ -128,8 +135,12 @@ class Sampler:
         not_plain: list[int] = []
         for index, row in enumerate(rows):
             state = self._states.get(row.seq_id)
-            if state is not None and _is_plain_at(row, state):
-                continue  # the usual case, which needs no guard
+            if state is not None and row.request is state.request:  # the usual cases, which need no guard
+                if row.num_output_tokens >= state.plain_from:
+                    continue
+                if state.is_bare:
+                    not_plain.append(index)
+                    continue
             with RequestGuard(row.request.request_id, partial(failed.__setitem__, index)):
                 state = self._state(row)
                 if _is_plain_at(row, state):
@@ -162,10 +173,9 @@ class Sampler:
         with torch.inference_mode():
             if prepared.is_plain:
                 return take_likeliest(draw_greedy(logits).tolist(), rows)
-            failed = dict(prepared.failed)
-            are_checked = any(prepared.changes) or any(row.request.sampling.top_n_logprobs is not None for row in rows)
-            if are_checked:  # before anything else reads them; drawing finds bad rows by itself
-                failed |= _zero_bad_rows(logits, rows)
+            if prepared.is_bare:
+                return _take_drawn(self._token_draw.draw(logits, rows, range(len(rows)), {}), rows)
+            failed: dict[int, PagedError] = {**prepared.failed, **_zero_bad_rows(logits, rows)}
             tables = _logprob_tables(logits, rows)
             taken: Mapping[int, list[int]] = {}
             proposed: Mapping[int, npt.NDArray[np.int64]] = {}
@@ -184,10 +194,7 @@ class Sampler:
             wanted = [index for index in range(len(rows)) if index not in failed and index not in taken]
             drawn = self._token_draw.draw(logits, rows, wanted, proposed)
             tokens = {**taken, **dict(zip(wanted, drawn, strict=True))}
-            for index in wanted:
-                if not tokens[index]:
-                    request = rows[index].request
-                    failed[index] = all_banned(request) if are_checked else not_finite(request)
+            failed |= {index: all_banned(rows[index].request) for index in wanted if not tokens[index]}
             chosen = [tokens.get(index, []) for index in range(len(rows))]
             return SampledRows(chosen, _raw_logprobs(tables, chosen), failed)
 
@@ -276,6 +283,14 @@ def take_likeliest(likeliest: Sequence[int], rows: Sequence[SampleRow]) -> Sampl
     }
     tokens = [[token] * row.num_samples if token >= 0 else [] for token, row in zip(likeliest, rows, strict=True)]
     return SampledRows(tokens, [None] * len(rows), failed)
+
+
+def _take_drawn(drawn: list[list[int]], rows: Sequence[SampleRow]) -> SampledRows:
+    """Take what was drawn from raw logits; a row without tokens, whose logits are not finite, fails."""
+    failed: dict[int, PagedError] = {
+        index: not_finite(row.request) for index, row in enumerate(rows) if not drawn[index]
+    }
+    return SampledRows(drawn, [None] * len(rows), failed)
 
 
 def _zero_bad_rows(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, PagedError]:

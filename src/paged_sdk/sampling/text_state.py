@@ -27,6 +27,11 @@ class TextState:
         self._states = states
         self._output: list[int] = []
 
+    @property
+    def is_bare(self) -> bool:
+        """Tell whether the sequence needs no processor."""
+        return not self._states
+
     @classmethod
     def begin(cls, request: Request, processors: Sequence[Processor[Any]]) -> TextState:
         """Make the state of a sequence at the end of its prompt."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from ctypes import byref
 from typing import TypeAlias
 
@@ -33,6 +35,32 @@ class NativeDraw:
 
     def __init__(self, library: NativeLibrary) -> None:
         self._workspace = Workspace(library)
+        self._args = Draw(workspace=self._workspace.handle)
+        self._reference = byref(self._args)
+
+    def one_each(
+        self, logits: Tensor, settings: bytes, positions: Sequence[int], *, num_threads: int | None = None
+    ) -> list[int]:
+        """Draw a token from each row, with the random numbers of the stream in its settings.
+
+        Between two steps of a model every operation takes several times what it takes in a loop, so there are few.
+
+        :param logits: as for :meth:`__call__`
+        :param settings: the records of the rows, one after the other
+        :param positions: of each row, in its stream
+        :returns: token ids, as of :meth:`__call__`
+        :raises ConfigError: as :meth:`__call__`
+        :raises MemoryError: as :meth:`__call__`
+        """
+        num_rows = len(positions)
+        assert len(settings) == num_rows * DRAW_SETTINGS.itemsize, (len(settings), num_rows)
+        records, places, tokens = array("b", settings), array("q", positions), array("q", bytes(8 * num_rows))
+        args = self._args
+        args.settings, args.positions = records.buffer_info()[0], places.buffer_info()[0]
+        args.first_draws = args.streams = args.proposed = None
+        args.num_proposed, args.tokens = 0, tokens.buffer_info()[0]
+        self._run(logits, num_rows, num_threads)
+        return tokens.tolist()
 
     def __call__(
         self,
@@ -61,31 +89,32 @@ class NativeDraw:
         :raises ConfigError: shape, dtype or strides of the logits do not fit
         :raises MemoryError: there is no memory for 12 bytes per thread and token of the vocabulary
         """
-        num_rows, vocab_size = logits.shape
-        check_matrix("logits", logits, (num_rows, vocab_size), (torch.float32,))
+        num_rows = len(settings)
         first_draws = np.zeros(num_rows + 1, np.int64)
         num_draws.cumsum(out=first_draws[1:])
         total = int(first_draws[-1])
         proposed = np.empty((total, 0), np.int64) if proposed is None else proposed
         assert settings.dtype == DRAW_SETTINGS, settings.dtype
-        assert settings.shape == (num_rows,), settings.shape
         for each in (streams, positions, proposed):
             assert each.dtype == np.int64, each.dtype
             assert len(each) == total, (each.shape, total)
         arrays = [np.ascontiguousarray(each) for each in (settings, first_draws, streams, positions, proposed)]
         tokens = np.empty(total, np.int64)
-        args = Draw(
-            logits.data_ptr(),
-            *(each.__array_interface__["data"][0] for each in arrays),
-            tokens.__array_interface__["data"][0],
-            self._workspace.handle,
-            stride=logits.stride(0),
-            num_rows=num_rows,
-            vocab_size=vocab_size,
-            num_proposed=proposed.shape[1],
-            num_threads=torch.get_num_threads() if num_threads is None else num_threads,
+        args = self._args
+        args.settings, args.first_draws, args.streams, args.positions, args.proposed = (
+            each.ctypes.data for each in arrays
         )
-        library = self._workspace.library
-        if library.functions.paged_draw(library.level, byref(args)):
-            raise MemoryError("no memory for the scratch of drawing tokens natively")
+        args.num_proposed, args.tokens = proposed.shape[1], tokens.ctypes.data
+        self._run(logits, num_rows, num_threads)
         return tokens
+
+    def _run(self, logits: Tensor, num_rows: int, num_threads: int | None) -> None:
+        """Call the kernel; the other arguments have been set."""
+        vocab_size = logits.shape[1]
+        check_matrix("logits", logits, (num_rows, vocab_size), (torch.float32,))
+        args, library = self._args, self._workspace.library
+        args.logits, args.stride = logits.data_ptr(), logits.stride(0)
+        args.num_rows, args.vocab_size = num_rows, vocab_size
+        args.num_threads = torch.get_num_threads() if num_threads is None else num_threads
+        if library.functions.paged_draw(library.level, self._reference):
+            raise MemoryError("no memory for the scratch of drawing tokens natively")

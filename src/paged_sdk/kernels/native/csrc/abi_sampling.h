@@ -23,7 +23,7 @@ struct paged_argmax_args {
 // reach its share of their weight, min-p those with at least its share of the largest weight. Of tokens that tie for the
 // last place of top-k or top-p, the first are kept.
 struct paged_draw_settings {
-  int64_t stream;  // the sequence's random numbers, for whoever packs the settings: draws name their own
+  int64_t stream;  // of the row's random numbers, where its draws name none
   double temperature;
   double top_p;   // above 0; 1 or more keep all
   double min_p;   // 0 to 1; 0 keeps all
@@ -37,9 +37,9 @@ struct paged_draw_settings {
 struct paged_draw_args {
   const float* logits;                  // [num_rows, vocab_size]
   const paged_draw_settings* settings;  // [num_rows]
-  const int64_t* first_draws;           // [num_rows + 1]: the draws of row r are first_draws[r] ... first_draws[r + 1] - 1
-  const int64_t* streams;               // [num_draws], as are positions
-  const int64_t* positions;
+  const int64_t* first_draws;  // [num_rows + 1]: row r has draws first_draws[r] ... first_draws[r + 1] - 1; null: one each
+  const int64_t* streams;      // [num_draws]; null: those of the rows' settings
+  const int64_t* positions;    // [num_draws]
   const int64_t* proposed;  // [num_draws, num_proposed], below vocab_size
   int64_t* tokens;          // [num_draws]
   paged_workspace* workspace;

@@ -285,7 +285,8 @@ class RowDistribution {
 
 // Draws the tokens of one row.
 inline void draw_row(const paged_draw_args& args, int64_t row, const DrawScratch& scratch) {
-  const int64_t first = args.first_draws[row], last = args.first_draws[row + 1];
+  const int64_t first = args.first_draws != nullptr ? args.first_draws[row] : row;
+  const int64_t last = args.first_draws != nullptr ? args.first_draws[row + 1] : row + 1;
   if (first == last) return;
   const float* const logits = args.logits + row * args.stride;
   const paged_draw_settings& settings = args.settings[row];
@@ -303,7 +304,8 @@ inline void draw_row(const paged_draw_args& args, int64_t row, const DrawScratch
     int64_t token = -1;
     for (int p = 0; p < args.num_proposed && token < 0; ++p)
       if (proposed[p] >= 0 && from.keeps(proposed[p])) token = proposed[p];
-    args.tokens[i] = token >= 0 ? token : from.draw(uniform_at(args.streams[i], args.positions[i]));
+    const int64_t stream = args.streams != nullptr ? args.streams[i] : settings.stream;
+    args.tokens[i] = token >= 0 ? token : from.draw(uniform_at(stream, args.positions[i]));
   }
 }
 
