@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +35,7 @@ from paged_sdk import (
     TextSpeculativeBuilder,
 )
 from paged_sdk.adapters.bank import AdapterBank, FittedAdapter
+from paged_sdk.engine.engine import Engine
 from paged_sdk.testing import fake_model
 from talk import until
 from tiny import build_model, make_checkpoint
@@ -219,10 +221,15 @@ async def test_texts_go_on_while_an_adapter_is_loaded(model: Model, directory: P
 
 
 async def test_a_call_that_still_queues_texts_says_that_their_adapter_went(
-    plain: TextModelBuilder, directory: Path
+    plain: TextModelBuilder, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = [[*PROMPT, number] for number in range(100)]  # more than are read while the adapter is unloaded
+    texts = [[*PROMPT, number] for number in range(12)]  # more than fit into the queue
     errors: list[InvalidRequestError] = []
+    steps, take_step = threading.Semaphore(1), Engine.step
+
+    def step(engine: Engine) -> Any:
+        assert steps.acquire(timeout=60)
+        return take_step(engine)
 
     async def embed(built: Model) -> None:
         with pytest.raises(InvalidRequestError) as caught:
@@ -232,9 +239,13 @@ async def test_a_call_that_still_queues_texts_says_that_their_adapter_went(
     builder = plain.with_adapter(directory / "first").with_max_queue(2).with_max_num_batched_tokens(16)
     async with builder.build() as built:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(embed, built)
-            await until(lambda: built.stats().running == 1)
-            await built.unload_adapter("first")
+            with monkeypatch.context() as patch:
+                patch.setattr(Engine, "step", step)
+                tasks.start_soon(embed, built)
+                await until(lambda: built.stats().running == 1)  # the first text, of which one step has read a part
+                tasks.start_soon(built.unload_adapter, "first")
+                await until(lambda: not built.adapters)
+            steps.release()
         (error,) = errors
         assert "the adapter 'first' was unloaded before this request was queued: unload it after" in str(error)
         assert (error.field, error.value, error.allowed) == ("adapter", "first", "a loaded adapter")
