@@ -61,6 +61,9 @@ def pytest_collection_finish() -> None:
     loggers of torch to their parents: of every logger by itself, pytest takes and gives back six times in each test.
     There are 50, which is half of the time that a test takes that does nothing.
     """
+    # At the end of every run, Hypothesis is imported and looks for what refers to trio's random numbers: among frozen
+    # objects it would find nothing, and warn.
+    importlib.import_module("hypothesis")
     gc.freeze()
     gc.set_threshold(2000, 10, 20)  # a full collection every 70,000 new objects took 4 % of a test-run's time
     gc.enable()
