@@ -495,7 +495,9 @@ def _draw_rope(draw: random.Random, model_type: str, config: dict[str, Any]) -> 
     }
     if model_type == "phimoe":
         scaling |= {"short_mscale": 1.2, "long_mscale": draw.choice([1.2, 1.2, 1.4])}
-    if kind in ("llama3", "yarn", "longrope", "su"):
+    if model_type == "ministral3":  # whose class cannot do without, whatever the type
+        scaling |= {"llama_4_scaling_beta": draw.choice([0.1, 0.5])}
+    if kind in ("llama3", "yarn", "longrope", "su") or model_type == "ministral3":
         scaling["original_max_position_embeddings"] = draw.choice([16, 64])
     for key in draw.sample(sorted(odd), draw.choice([0, 0, 1, 3])):
         scaling[key] = draw.choice(odd[key])
