@@ -25,9 +25,9 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache, Precision
 from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.kv_basis import KvBasis
-from paged_sdk.kernels.native.decoder import NativeDecoder
+from paged_sdk.kernels.native.decoder import EmbeddingTable, NativeDecoder, Turns
 from paged_sdk.kernels.native.decoder_layer import DecoderLayer
-from paged_sdk.kernels.native.packed import PackedWeight, pack_dense
+from paged_sdk.kernels.native.packed import PackedWeight, decode_rows, pack_dense
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, cumulated
 from paged_sdk.kernels.native.projection import Projection
 from paged_sdk.kernels.q4 import dequantize_q4, quantize_q4
@@ -258,6 +258,12 @@ class Prompt:
         self.table = torch.randperm(16, generator=generator)[:6].int()
         self.slots = self.table.long()[positions // BLOCK] * BLOCK + positions % BLOCK
 
+    def batch(self, chunk: int, done: int) -> VarlenBatch:
+        """Return the step of the last ``chunk`` of ``done`` tokens."""
+        return VarlenBatch(
+            torch.tensor([0, chunk], dtype=torch.int32), self.table[None], torch.tensor([done], dtype=torch.int32)
+        )
+
     def run(self, decoder: NativeDecoder, chunks: list[int]) -> Tensor:
         parts, done = [], 0
         for chunk in chunks:
@@ -484,8 +490,18 @@ class Tokens:
         self.slots = torch.randperm(16 * BLOCK, generator=torch.Generator().manual_seed(3))[:9]
         self._generator = torch.Generator().manual_seed(4)
 
-    def cached(self, isa: str, dtype: torch.dtype, norms: tuple[Tensor, Tensor] | None = None) -> LayerCache:
-        """Return what the cache holds after the tokens."""
+    def cached(
+        self,
+        isa: str,
+        dtype: torch.dtype,
+        norms: tuple[Tensor, Tensor] | None = None,
+        *,
+        turned: tuple[Turns, Tensor] | None = None,
+    ) -> LayerCache:
+        """Return what the cache holds after the tokens.
+
+        :param turned: of what the call makes angles, and the tokens' positions; None: it is given the angles
+        """
         hidden, queries = 32, self.shape.num_heads * self.shape.head_dim
         query_norm, key_norm = norms or (None, None)
         layer = DecoderLayer(
@@ -505,8 +521,9 @@ class Tokens:
         batch = VarlenBatch(
             torch.arange(10).int(), (self.slots // BLOCK).int()[:, None], (self.slots % BLOCK + 1).int()
         )
-        decoder = NativeDecoder(workspace(isa, 2), [layer])
-        decoder(torch.zeros(9, hidden), [(self._angles.cos(), self._angles.sin())], self.slots, batch)
+        decoder = NativeDecoder(workspace(isa, 2), [layer], turns=() if turned is None else turned[:1])
+        ropes = [(self._angles.cos(), self._angles.sin())] if turned is None else turned[1]
+        decoder(torch.zeros(9, hidden), ropes, self.slots, batch)
         return layer.cache
 
     def _weight(self, rows: int, cols: int) -> Projection:
@@ -619,6 +636,81 @@ def test_the_cache_holds_what_torch_would_store(isa: str, dtype: torch.dtype) ->
             got.double(), expected_codes.double().expand(9, -1, -1), rtol=0, atol=0, equal_nan=True
         )
     tokens.check_untouched(cache)
+
+
+@every_level
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_call_begins_with_embeddings_and_makes_angles(isa: str, num_threads: int) -> None:
+    """Bit for bit as if it had been given both; in chunks too, whose positions do not begin at 0."""
+    stack, prompt = latest_stack(fused=False, parts=LLAMA), Prompt(SIZE // 2, 24)
+    space, generator = workspace(isa, num_threads), torch.Generator().manual_seed(5)
+    table, _ = random_weight(14, 50, HIDDEN, generator)
+    token_ids = torch.randint(50, (prompt.count,), generator=generator)
+    turns = [Turns(torch.rand(half, generator=generator), factor) for half, factor in ((32, 1.0), (24, 1.25))]
+    positions = torch.arange(1000, 1000 + prompt.count)
+    angles = [positions[:, None].float() * each.frequencies for each in turns]
+    prompt.ropes = [
+        (angle.double().cos().float() * each.factor, angle.double().sin().float() * each.factor)
+        for angle, each in zip(angles, turns, strict=True)
+    ]
+    prompt.hidden = decode_rows(space.library, table, token_ids) * torch.tensor(0.3) * torch.tensor(1 / 7)
+    embedding = EmbeddingTable(table, scale=0.3, stream_scale=1 / 7)
+    given = prompt.run(NativeDecoder(space, stack.fresh()), [prompt.count])
+    for chunks in ([prompt.count], [2, 30, 1, 12]):
+        decoder, parts, done = NativeDecoder(space, stack.fresh(), turns=turns, embedding=embedding), [], 0
+        for chunk in chunks:
+            rows = slice(done, done + chunk)
+            done += chunk
+            hidden = torch.full((chunk, HIDDEN), torch.nan)
+            own = token_ids[rows], positions[rows]
+            parts.append(decoder(hidden, own[1], prompt.slots[rows], prompt.batch(chunk, done), token_ids=own[0]))
+        assert torch.equal(torch.cat(parts), given)
+
+
+@every_level
+def test_made_angles_are_exact(isa: str) -> None:
+    """Keys in the cache are (1, 0) turned by the angles: cosines and sines of angles up to a million radians are within
+    a rounding of those in float64, and nearly all are rounded correctly.
+    """
+    size = 256
+    head = torch.cat((torch.ones(size // 2), torch.zeros(size // 2)))
+    tokens = Tokens(AttentionShape(1, 1, size, scale=1.0), head.repeat(3), torch.zeros(9, 1))
+    frequencies = torch.cat((torch.zeros(1), 10 ** torch.linspace(-5, 1, size // 2 - 1)))
+    positions = (torch.rand(9, generator=torch.Generator().manual_seed(0)) * 100_000).long()
+    cache = tokens.cached(isa, torch.float32, turned=(Turns(frequencies), positions))
+    keys = cache.key.flatten(0, 1)[tokens.slots][:, 0]
+    angles = (positions[:, None].float() * frequencies).double()
+    for got, exact in ((keys[:, : size // 2], angles.cos()), (keys[:, size // 2 :], angles.sin())):
+        assert float((got.double() - exact).abs().max()) <= 2**-25 + 1e-9
+        assert int((got != exact.float()).sum()) <= 1
+
+
+def test_tokens_without_embeddings_are_refused() -> None:
+    stack, prompt = Stack(fused=False, parts=LLAMA), Prompt(32, 32)
+    table, _ = random_weight(14, 50, HIDDEN, torch.Generator().manual_seed(5))
+    turns = [Turns(torch.rand(32)), Turns(torch.rand(32))]
+    decoder = NativeDecoder(workspace(), stack.layers, turns=turns, embedding=EmbeddingTable(table))
+    batch, positions = prompt.batch(prompt.count, prompt.count), torch.arange(prompt.count)
+    for token in (-1, 50, 2**40):
+        token_ids = torch.zeros(prompt.count, dtype=torch.int64)
+        token_ids[-1] = token
+        with pytest.raises(IndexError, match=r"not all below 50"):
+            decoder(prompt.hidden, positions, prompt.slots, batch, token_ids=token_ids)
+    without = NativeDecoder(workspace(), stack.layers)
+    calls: list[Callable[[], Tensor]] = [
+        lambda: without(prompt.hidden, prompt.ropes, prompt.slots, batch, token_ids=token_ids),
+        lambda: without(prompt.hidden, positions, prompt.slots, batch),
+        lambda: decoder(prompt.hidden, positions.int(), prompt.slots, batch),
+        lambda: decoder(prompt.hidden, positions[1:], prompt.slots, batch),
+        lambda: decoder(prompt.hidden, positions, prompt.slots, batch, token_ids=token_ids.int()),
+        lambda: NativeDecoder(workspace(), stack.layers, turns=turns[1:]),
+        lambda: NativeDecoder(workspace(), stack.layers, turns=[*turns[1:], Turns(torch.rand(33))]),
+        lambda: NativeDecoder(workspace(), stack.layers, turns=[*turns[1:], Turns(torch.rand(32).double())]),
+        lambda: NativeDecoder(workspace(), stack.layers, embedding=EmbeddingTable(stack.layers[0].down.weight)),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError):
+            call()
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -60,6 +60,8 @@ def test_packed_rows_are_those_of_the_decoded_matrix(isa: str, tensor_type: int)
         for token_ids in ([3], [7, 7, 0, VOCAB - 1], list(range(VOCAB)), []):
             rows = embedding.forward(torch.tensor(token_ids, dtype=torch.int64))
             assert torch.equal(rows, dense.forward(torch.tensor(token_ids, dtype=torch.int64)))
+            exact = matrix.decoded()[token_ids] * embedding.scale
+            assert torch.equal(embedding.in_float32(torch.tensor(token_ids, dtype=torch.int64)), exact)
 
 
 @needs_library

@@ -29,6 +29,15 @@ class RotaryEmbedding:
         self._attention_factor = _attention_factor(config) * config.gguf_attn_factor
         self._query_scale = (config.query_scale_beta, config.original_max_position) if config.query_scale_beta else None
 
+    @property
+    def turns(self) -> tuple[Tensor, float] | None:
+        """Return the frequencies, ``[rotary_dim / 2]`` float32 in radians per token, and the factor of cosines and
+        sines, if these follow from a token's own position alone; else None.
+        """
+        if self._long is not None or self._query_scale is not None or self._axes.numel():
+            return None
+        return self._inverse_frequencies, self._attention_factor
+
     def at(self, positions: Tensor, is_long: Tensor | None = None) -> Rotation:
         """Compute the cosines and sines at the given positions. Doing so once per step for all layers is cheaper than
         reading a table.

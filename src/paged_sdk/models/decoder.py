@@ -131,9 +131,12 @@ class DecoderModel:
             return ctx
         return evolve(ctx, layer_inputs=self.layer_inputs.forward(token_ids, embedded, ctx))
 
-    def looked_up(self, token_ids: Tensor, ctx: StepContext) -> Tensor:
-        """Return the embeddings of a step's tokens, with adapters' updates."""
-        rows = self.embedding.forward(token_ids)
+    def looked_up(self, token_ids: Tensor, ctx: StepContext, *, in_float32: bool = False) -> Tensor:
+        """Return the embeddings of a step's tokens, with adapters' updates.
+
+        :param in_float32: see :meth:`Embedding.in_float32`; False: of :attr:`dtype`
+        """
+        rows = self.embedding.in_float32(token_ids) if in_float32 else self.embedding.forward(token_ids)
         if ctx.adapted is not None:
             for lora, tokens in zip(ctx.adapted.loras, ctx.adapted.tokens, strict=True):
                 if lora.embedding is not None:

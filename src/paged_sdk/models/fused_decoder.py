@@ -17,7 +17,7 @@ from paged_sdk.attention.backend import AttentionBackend, NativePages
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.argmax import likeliest_tokens
-from paged_sdk.kernels.native.decoder import NativeDecoder
+from paged_sdk.kernels.native.decoder import EmbeddingTable, NativeDecoder, Turns
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.lora import NativeAdapters, NativeLora
 from paged_sdk.kernels.native.norm import NativeNorm
@@ -49,15 +49,26 @@ class FusedLayers:
 
     :param model: a model for whose ``layers`` :func:`~paged_sdk.models.fusible.why_not_fused` returns None
     :param pages: the KV cache of these layers
+    :param embeds: whether :meth:`run` may be given token ids in place of their embeddings
     :param few_rows: the number of decoding sequences beyond which generated tokens use the form for many rows too,
         which is then much faster
     :ivar layers: the numbers of the layers
     :ivar stream_scale: factor of the residual stream before the layers; None: 1
     :ivar norm_eps: epsilon of the norms of the scaled residual stream
     :ivar workspace: workspace of the native calls
+    :ivar takes_positions: whether :meth:`run` may be given positions in place of rotary embeddings
+    :ivar takes_token_ids: whether :meth:`run` may be given token ids
     """
 
-    def __init__(self, model: DecoderModel, pages: NativePages, layers: range, *, few_rows: int = FEW_ROWS) -> None:
+    def __init__(
+        self,
+        model: DecoderModel,
+        pages: NativePages,
+        layers: range,
+        *,
+        few_rows: int = FEW_ROWS,
+        embeds: bool = False,
+    ) -> None:
         self.layers = layers
         self._group = model.group
         self._few_rows = few_rows
@@ -68,6 +79,11 @@ class FusedLayers:
         self.workspace: Workspace = pages.workspace
         self.norm_eps: float = model.config.norm_eps * (self.stream_scale or 1.0) ** 2
         ropes = list(model.ropes)
+        turns = [None if rope.turns is None else Turns(*rope.turns) for rope in model.ropes.values()]
+        known = [each for each in turns if each is not None]
+        self.takes_positions: bool = len(known) == len(turns)
+        table = self._table(model) if embeds else None
+        self.takes_token_ids: bool = table is not None
         own = model.layers[layers.start : layers.stop]
 
         def decoder(*, many_rows: bool) -> NativeDecoder:
@@ -89,17 +105,37 @@ class FusedLayers:
                 described,
                 interleaved=[each.interleaved for each in ropes],
                 shared=None if model.group is None else model.group.shared,
+                turns=known if self.takes_positions else (),
+                embedding=table,
             )
 
         self._few = decoder(many_rows=False)
         self._many = decoder(many_rows=True) if any(map(_has_two_forms, own)) else self._few
 
-    def run(self, hidden: Tensor, rotations: Iterable[Rotation], ctx: StepContext, *, reads_all: bool = False) -> None:
+    def _table(self, model: DecoderModel) -> EmbeddingTable | None:
+        """Return the embeddings with which the residual stream begins, if these are all that it begins with."""
+        weight = model.embedding.native_weight
+        if weight is None or model.layer_inputs is not None:
+            return None
+        return EmbeddingTable(weight, scale=model.embedding.scale, stream_scale=self.stream_scale or 1.0)
+
+    def run(
+        self,
+        hidden: Tensor,
+        rotations: Iterable[Rotation] | Tensor,
+        ctx: StepContext,
+        *,
+        token_ids: Tensor | None = None,
+        reads_all: bool = False,
+    ) -> None:
         """Run the layers over the tokens of a step.
 
         :param hidden: the residual stream, float32 ``[num_tokens, hidden_size]``, times :attr:`stream_scale`;
             overwritten
-        :param rotations: the model's rotary embeddings at the tokens' positions
+        :param rotations: the model's rotary embeddings at the tokens' positions, or these positions, ``[num_tokens]``
+            int64 (:attr:`takes_positions`)
+        :param token_ids: ``[num_tokens]`` int64, with whose embeddings the residual stream begins
+            (:attr:`takes_token_ids`); None: with ``hidden``
         :param reads_all: whether all rows of the result are needed; False: rows of tokens whose logits the step does
             not ask for are left as before the last layer, which only computes their keys and values
         """
@@ -107,21 +143,30 @@ class FusedLayers:
         assert rows is not None
         if reads_all and rows.cu_seqlens_read is not None:
             rows = evolve(rows, cu_seqlens_read=None)
-        ropes = [(rotation.cosines, rotation.sines) for rotation in rotations]
+        ropes = (
+            rotations
+            if isinstance(rotations, Tensor)
+            else [(rotation.cosines, rotation.sines) for rotation in rotations]
+        )
         adapters = _native_adapters(ctx.adapted, self.layers)
         inputs = None if ctx.layer_inputs is None else ctx.layer_inputs.flatten(1).float().contiguous()
         later = None if ctx.inserted is None or not ctx.inserted.later else ctx.inserted
         if self._few is self._many or not rows.use_few(self._few_rows):
-            self._run(self._many, hidden, ropes, rows, adapters, later, inputs)
+            self._run(self._many, hidden, ropes, rows, adapters, later, inputs, token_ids)
         elif rows.batch.in_chunks is None:
-            self._run(self._few, hidden, ropes, rows, adapters, later, inputs)
+            self._run(self._few, hidden, ropes, rows, adapters, later, inputs, token_ids)
         else:
             for decoder, (tokens, part) in zip((self._many, self._few), rows.parts(), strict=True):
-                part_ropes = [(cosines[tokens], sines[tokens]) for cosines, sines in ropes]
-                own = None if adapters is None else NativeAdapters(adapters.loras, adapters.numbers[tokens])
-                part_later = None if later is None else later.part(tokens)
-                part_inputs = None if inputs is None else inputs[tokens]
-                hidden[tokens] = self._run(decoder, hidden[tokens], part_ropes, part, own, part_later, part_inputs)
+                hidden[tokens] = self._run(
+                    decoder,
+                    hidden[tokens],
+                    ropes[tokens] if isinstance(ropes, Tensor) else [(cos[tokens], sin[tokens]) for cos, sin in ropes],
+                    part,
+                    None if adapters is None else NativeAdapters(adapters.loras, adapters.numbers[tokens]),
+                    None if later is None else later.part(tokens),
+                    None if inputs is None else inputs[tokens],
+                    None if token_ids is None else token_ids[tokens],
+                )
         if self._group is not None:
             self._group.check_shared()
 
@@ -129,11 +174,12 @@ class FusedLayers:
         self,
         decoder: NativeDecoder,
         hidden: Tensor,
-        ropes: Sequence[tuple[Tensor, Tensor]],
+        ropes: Sequence[tuple[Tensor, Tensor]] | Tensor,
         rows: NativeRows,
         adapters: NativeAdapters | None,
         later: InsertedRows | None,
         inputs: Tensor | None,
+        token_ids: Tensor | None,
     ) -> Tensor:
         """Run the layers over some of a step's tokens: in one call, after separate calls for the layers that are
         followed by an addition of image vectors.
@@ -141,6 +187,7 @@ class FusedLayers:
         first = 0
         if later is not None:
             assert self.stream_scale is None, "the vectors would have to be scaled"
+            assert token_ids is None, "image vectors are in place of embeddings, too"
             for index in range(self.layers.start, min(self.layers.stop, len(later.later))):
                 one = range(first, first + 1)
                 decoder(hidden, ropes, rows.slots, rows.batch, None, adapters, layers=one, layer_inputs=inputs)
@@ -149,8 +196,17 @@ class FusedLayers:
         rest = range(first, len(self.layers))
         if not rest:
             return hidden
-        read = rows.cu_seqlens_read
-        return decoder(hidden, ropes, rows.slots, rows.batch, read, adapters, layers=rest, layer_inputs=inputs)
+        return decoder(
+            hidden,
+            ropes,
+            rows.slots,
+            rows.batch,
+            rows.cu_seqlens_read,
+            adapters,
+            layers=rest,
+            layer_inputs=inputs,
+            token_ids=token_ids,
+        )
 
 
 @runtime_checkable
@@ -179,7 +235,7 @@ class FusedDecoderModel:
         self.device: torch.device = model.device
         self.rank_head: RankHead | None = model.rank_head
         self._model = model
-        self._layers = FusedLayers(model, pages, range(model.config.num_layers), few_rows=few_rows)
+        self._layers = FusedLayers(model, pages, range(model.config.num_layers), few_rows=few_rows, embeds=True)
         self._norm = norm_in_float32(model.norm, pages.workspace, self._layers.norm_eps)
         self._head = fused_head(model, pages.workspace, norm_eps=self._layers.norm_eps, few_rows=few_rows)
 
@@ -192,13 +248,21 @@ class FusedDecoderModel:
         """Run all layers like :meth:`DecoderModel.forward`, but return float32 before the last norm; rows of tokens
         whose logits the step does not ask for are as before the last layer.
         """
-        hidden = self._model.looked_up(token_ids, ctx).float()
+        ropes = self._model.ropes.values()
+        rotations = positions if self._layers.takes_positions else [rope.at(positions, ctx.is_long) for rope in ropes]
+        if self._layers.takes_token_ids and ctx.inserted is None and not _adapts_embeddings(ctx.adapted):
+            hidden = torch.empty(len(token_ids), self.config.hidden_size, dtype=torch.float32)
+            self._layers.run(hidden, rotations, ctx, token_ids=token_ids)
+            return hidden
+        # The same numbers as native calls begin with: a row's must not depend on the other rows of its step.
+        hidden = self._model.looked_up(token_ids, ctx, in_float32=True)
         if ctx.inserted is not None:
             ctx.inserted.put_into(hidden)
-        ctx = self._model.with_layer_inputs(token_ids, hidden.to(self.dtype), ctx)
+        if self._model.layer_inputs is not None:
+            ctx = self._model.with_layer_inputs(token_ids, hidden.to(self.dtype), ctx)
         if self._layers.stream_scale is not None:
             hidden *= self._layers.stream_scale
-        self._layers.run(hidden, [rope.at(positions, ctx.is_long) for rope in self._model.ropes.values()], ctx)
+        self._layers.run(hidden, rotations, ctx)
         return hidden
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -224,6 +288,10 @@ def norm_in_float32(norm: Norm, workspace: Workspace, eps: float) -> NativeNorm:
     assert weight is not None
     kind: Literal["rms", "layer"] = "layer" if isinstance(norm, LayerNorm) else "rms"
     return NativeNorm(workspace, weight, bias=bias, eps=eps, kind=kind)
+
+
+def _adapts_embeddings(adapted: AdaptedRows | None) -> bool:
+    return adapted is not None and any(lora.embedding is not None for lora in adapted.loras)
 
 
 def _native_adapters(adapted: AdaptedRows | None, layers: range) -> NativeAdapters | None:

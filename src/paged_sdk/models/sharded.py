@@ -6,7 +6,7 @@ by the transposed weight: its columns are the outputs, its rows the inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -154,9 +154,16 @@ class SharedEmbedding(Embedding):
         """Return the factor of the embeddings."""
         return self._base.scale
 
+    def in_float32(self, token_ids: Tensor) -> Tensor:
+        """Look up the embeddings as a model that is not divided does."""
+        return self._of_all_ranks(self._base.in_float32, token_ids)
+
     def _rows(self, token_ids: Tensor) -> Tensor:
+        return self._of_all_ranks(self._base.forward, token_ids)
+
+    def _of_all_ranks(self, look_up: Callable[[Tensor], Tensor], token_ids: Tensor) -> Tensor:
         first, last = self._tokens.start, self._tokens.stop
-        rows = self._base.forward(token_ids.clamp(first, last - 1) - first)
+        rows = look_up(token_ids.clamp(first, last - 1) - first)
         elsewhere = (token_ids < first) | (token_ids >= last)
         return self._group.sum_(rows.masked_fill_(elsewhere[:, None], 0))
 

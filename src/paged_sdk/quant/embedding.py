@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.kernels.decode_rows import decode_rows
+from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
@@ -35,6 +36,12 @@ class Embedding(ABC):
         rows = self._rows(token_ids)
         return rows if self._scale is None else rows.mul_(self._scale)
 
+    def in_float32(self, token_ids: Tensor) -> Tensor:
+        """Look up rows like :meth:`forward`, but return float32. Forms that decode their rows to float32 do not round
+        them to the model's dtype in between.
+        """
+        return self.forward(token_ids).float()
+
     @property
     def scale(self) -> float:
         """Return the factor of the rows."""
@@ -43,6 +50,13 @@ class Embedding(ABC):
     @property
     def stored(self) -> StoredMatrix | None:
         """Return the table for a tied output projection; None: only this form's own projection can share it."""
+        return None
+
+    @property
+    def native_weight(self) -> PackedWeight | None:
+        """Return the table as native kernels read it. :meth:`in_float32` returns its rows exactly, times
+        :attr:`scale`; None: they cannot read it.
+        """
         return None
 
     @abstractmethod

@@ -12,8 +12,8 @@ from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PackedWeight, decode_rows
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import DecodedRows, Linear, NativeWeights, decoded_matrices
+from paged_sdk.quant.native_embedding import NativeEmbedding
 
 __all__ = ["FEW_ROWS", "NativeBlockLinear", "PackedBlockEmbedding"]
 
@@ -81,22 +81,5 @@ class NativeBlockLinear(Linear):
         return decoded_matrices(self._native, partial(decode_rows, self._library, num_threads=1))
 
 
-class PackedBlockEmbedding(Embedding):
-    """Holds rows packed from blocks and decodes them on lookup. A tied output projection multiplies by the same memory.
-
-    :param workspace: the calling engine's workspace
-    :param weight: ``[vocab_size, hidden_size]``
-    :param dtype: see :class:`Embedding`
-    :param scale: see :class:`Embedding`
-    """
-
-    def __init__(
-        self, workspace: Workspace, weight: PackedWeight, *, dtype: torch.dtype, scale: float | None = None
-    ) -> None:
-        super().__init__(dtype=dtype, scale=scale)
-        self.weight = weight
-        self._workspace = workspace
-
-    def _rows(self, token_ids: Tensor) -> Tensor:
-        threads = self._workspace.num_threads
-        return decode_rows(self._workspace.library, self.weight, token_ids, num_threads=threads).to(self._dtype)
+class PackedBlockEmbedding(NativeEmbedding):
+    """Looks up rows packed from blocks. A tied output projection multiplies by the same memory."""

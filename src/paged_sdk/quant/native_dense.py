@@ -10,11 +10,11 @@ from torch import Tensor
 
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import NativeLinear
-from paged_sdk.kernels.native.packed import PackedWeight, decode_rows, unpack_rows
+from paged_sdk.kernels.native.packed import PackedWeight, unpack_rows
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, bounds
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import DecodedRows, Linear, NativeWeights, decoded_matrices
+from paged_sdk.quant.native_embedding import NativeEmbedding
 
 __all__ = ["NativeDenseLinear", "PackedDenseMatrix", "PackedEmbedding"]
 
@@ -94,25 +94,19 @@ class PackedDenseMatrix:
         return unpack_rows(self.weight, torch.arange(self.weight.rows)).to(dtype)
 
 
-class PackedEmbedding(Embedding):
+class PackedEmbedding(NativeEmbedding):
     """Looks up rows of a packed dense matrix, which a tied output projection can share.
 
     :param workspace: the calling engine's workspace
     :param weight: ``[vocab_size, hidden_size]``, dense, of the model's dtype
-    :param scale: see :class:`Embedding`
+    :param scale: see :class:`~paged_sdk.quant.embedding.Embedding`
     """
 
     def __init__(self, workspace: Workspace, weight: PackedWeight, *, scale: float | None = None) -> None:
         assert weight.dense_dtype is not None, weight.format
-        super().__init__(dtype=weight.dense_dtype, scale=scale)
-        self.weight = weight
-        self._workspace = workspace
+        super().__init__(workspace, weight, dtype=weight.dense_dtype, scale=scale)
 
     @property
     def stored(self) -> PackedDenseMatrix:
         """Return the table. It shares this embedding's memory."""
         return PackedDenseMatrix(self.weight)
-
-    def _rows(self, token_ids: Tensor) -> Tensor:
-        threads = self._workspace.num_threads
-        return decode_rows(self._workspace.library, self.weight, token_ids, num_threads=threads).to(self._dtype)

@@ -8,22 +8,51 @@ from types import MappingProxyType
 from typing import Final
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.decoder_layer import DecoderLayer
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.kernels.native.linear import float_vector, pointer
+from paged_sdk.kernels.native.linear import describe, float_vector, pointer
 from paged_sdk.kernels.native.lora import NativeAdapters
 from paged_sdk.kernels.native.norm import NORMS
+from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.paged_attention import VarlenBatch, describe_batch, describe_cache, describe_heads
 from paged_sdk.kernels.native.projection import Projection
 from paged_sdk.kernels.native.ranks import SharedSum
 from paged_sdk.kernels.native.structures import ACTIVATIONS, Decoder, Layer, Rope, Weight
 
-__all__ = ["NativeDecoder"]
+__all__ = ["EmbeddingTable", "NativeDecoder", "Turns"]
 
+_NO_SUCH_ROW: Final = 3
 _HEAD_NORMS: Final = MappingProxyType({"shared": 0, "own": 1, "whole": 2})
+
+
+@frozen
+class EmbeddingTable:
+    """Holds the embeddings of tokens.
+
+    :ivar weight: ``[vocab_size, hidden]``, in the order of its columns
+    :ivar scale: multiplies the rows
+    :ivar stream_scale: multiplies what that gives
+    """
+
+    weight: PackedWeight
+    scale: float = 1.0
+    stream_scale: float = 1.0
+
+
+@frozen
+class Turns:
+    """Holds what a rotary embedding's angles at a position follow from.
+
+    :ivar frequencies: ``[n]`` float32, in radians per position
+    :ivar factor: multiplies cosines and sines
+    """
+
+    frequencies: Tensor
+    factor: float = 1.0
 
 
 class NativeDecoder:
@@ -33,8 +62,11 @@ class NativeDecoder:
     :param interleaved: for each rotary embedding, whether it rotates interleaved pairs (elements 2i and 2i + 1), whose
         results are stored as two halves; empty: none does
     :param shared: sums or gathers results of all ranks; None: this process computes everything
-    :raises ConfigError: shapes or the length of ``interleaved`` do not fit, or only some layers have output norms or
-        are parallel
+    :param turns: for each rotary embedding, what its cosines and sines are made of in calls that are given positions;
+        empty: calls are given cosines and sines
+    :param embedding: the embeddings that calls with token ids begin with; None: calls are given the residual stream
+    :raises ConfigError: shapes or the length of ``interleaved`` or ``turns`` do not fit, or only some layers have output
+        norms or are parallel
     """
 
     def __init__(
@@ -44,6 +76,8 @@ class NativeDecoder:
         *,
         interleaved: Sequence[bool] = (),
         shared: SharedSum | None = None,
+        turns: Sequence[Turns] = (),
+        embedding: EmbeddingTable | None = None,
     ) -> None:
         self.hidden_size: int = layers[0].hidden_size
         if len({layer.attention_output_norm is None for layer in layers}) > 1:
@@ -67,11 +101,18 @@ class NativeDecoder:
         for target, layer in zip(self._table, layers, strict=True):
             self._describe(target, layer)
         self._ropes = (Rope * num_ropes)()
-        if len(interleaved) not in (0, num_ropes):
-            allowed = f"0 or {num_ropes}, the number of rotary embeddings that the layers name"
-            raise ConfigError.of("len(interleaved)", len(interleaved), allowed)
+        for name, given in (("interleaved", interleaved), ("turns", turns)):
+            if len(given) not in (0, num_ropes):
+                allowed = f"0 or {num_ropes}, the number of rotary embeddings that the layers name"
+                raise ConfigError.of(f"len({name})", len(given), allowed)
         for rope, pairs_neighbours in zip(self._ropes, interleaved or [False] * num_ropes, strict=True):
             rope.interleaved = pairs_neighbours
+        self._turns = tuple(turns)
+        for rope, turn, widest in zip(self._ropes, turns, self._widest_ropes, strict=False):
+            half = len(turn.frequencies)
+            self._check_half("frequencies", turn.frequencies, widest, interleaved=bool(rope.interleaved))
+            _check_contiguous("frequencies", turn.frequencies, (half,), torch.float32)
+            rope.frequencies, rope.factor = turn.frequencies.data_ptr(), turn.factor
         self._args = Decoder(
             ropes=addressof(self._ropes),
             workspace=workspace.handle,
@@ -79,7 +120,16 @@ class NativeDecoder:
             gather=None if shared is None else shared.gather_address,
             group=None if shared is None else shared.handle,
             num_threads=workspace.num_threads,
+            num_ropes=num_ropes,
         )
+        self._embedding = embedding
+        if embedding is not None:
+            weight = embedding.weight
+            if weight.cols != self.hidden_size or weight.order is not None:
+                allowed = f"{self.hidden_size} columns, in their order"
+                raise ConfigError.of("embedding.weight", f"{weight.cols} columns", allowed)
+            describe(self._args.embedding, weight, None)
+            self._args.embedding_scale, self._args.stream_scale = embedding.scale, embedding.stream_scale
 
     def _describe(self, target: Layer, layer: DecoderLayer) -> None:
         hidden, size = self.hidden_size, layer.shape.head_dim
@@ -146,7 +196,7 @@ class NativeDecoder:
     def __call__(
         self,
         hidden: Tensor,
-        ropes: Sequence[tuple[Tensor, Tensor]],
+        ropes: Sequence[tuple[Tensor, Tensor]] | Tensor,
         slots: Tensor,
         batch: VarlenBatch,
         cu_seqlens_read: Tensor | None = None,
@@ -154,12 +204,14 @@ class NativeDecoder:
         *,
         layers: range | None = None,
         layer_inputs: Tensor | None = None,
+        token_ids: Tensor | None = None,
     ) -> Tensor:
         """Run all layers, or a range of consecutive ones.
 
         :param hidden: [num_tokens, hidden] float32, contiguous; changed in place
         :param ropes: for each rotary embedding, cosines and sines at the tokens' positions, [num_tokens, n] float32
-            each, contiguous: elements i and n + i of a head are rotated; n is at most half a head
+            each, contiguous: elements i and n + i of a head are rotated; n is at most half a head. Or these positions,
+            [num_tokens] int64, contiguous, of which they are made
         :param slots: [num_tokens] int64: slots of the tokens' keys and values, ``block * block_size + offset``
         :param batch: the step's sequences; their contexts include the new tokens
         :param cu_seqlens_read: [num_seqs + 1] int32, contiguous: of sequence s, only the last ``cu_seqlens_read[s + 1]
@@ -169,22 +221,21 @@ class NativeDecoder:
         :param layers: the layers to run, a range with step 1; None: all
         :param layer_inputs: [num_tokens, columns of all layers] float32, contiguous: the tokens' vectors for layers
             with a :attr:`~DecoderLayer.layer_input`; None: no layer has one
+        :param token_ids: [num_tokens] int64, contiguous: ``hidden``, which may be undefined, begins as the embeddings of
+            these; None: it is given
         :returns: ``hidden``
-        :raises ConfigError: shapes or dtypes do not fit
+        :raises ConfigError: shapes or dtypes do not fit, or positions or token ids are given and the decoder has not
+            what they are to be looked up in
+        :raises IndexError: a token is not in the embedding
         """
         num_tokens = hidden.shape[0]
         _check_contiguous("hidden", hidden, (num_tokens, self.hidden_size), torch.float32)
         _check_contiguous("slots", slots, (num_tokens,), torch.int64)
-        if len(ropes) != len(self._ropes):
-            raise ConfigError.of("ropes", len(ropes), f"one for each that the layers name: {len(self._ropes)}")
-        for target, (cosines, sines), widest in zip(self._ropes, ropes, self._widest_ropes, strict=True):
-            half = cosines.shape[-1]
-            most = min(widest, self._max_interleaved // 2) if target.interleaved else widest
-            if half > most:
-                raise ConfigError.of("cosines.shape", tuple(cosines.shape), f"at most {most} columns")
-            _check_contiguous("cosines", cosines, (num_tokens, half), torch.float32)
-            _check_contiguous("sines", sines, (num_tokens, half), torch.float32)
-            target.cosines, target.sines, target.half = cosines.data_ptr(), sines.data_ptr(), half
+        self._give_ropes(ropes, num_tokens)
+        if token_ids is not None:
+            if self._embedding is None:
+                raise ConfigError.of("token_ids", token_ids.shape, "None for a decoder without embedding")
+            _check_contiguous("token_ids", token_ids, (num_tokens,), torch.int64)
         if cu_seqlens_read is not None:
             _check_contiguous("cu_seqlens_read", cu_seqlens_read, batch.cu_seqlens_q.shape, torch.int32)
         columns = 0 if layer_inputs is None else layer_inputs.shape[-1]
@@ -198,16 +249,49 @@ class NativeDecoder:
         args.cu_seqlens_read = pointer(cu_seqlens_read)
         args.hidden, args.slots = hidden.data_ptr(), slots.data_ptr()
         args.layer_inputs, args.layer_input_stride = pointer(layer_inputs), columns
+        args.token_ids = pointer(token_ids)
         args.batch = describe_batch(batch)
         args.num_rows = num_tokens
         args.num_adapters, kept = 0, None
         if adapters is not None:
             kept = adapters.bind(args, num_layers=len(self._layers), num_rows=num_tokens, first_layer=layers.start)
         library = self._workspace.library
-        if library.functions.paged_decoder(library.level, byref(args)):
+        failed = library.functions.paged_decoder(library.level, byref(args))
+        if failed == _NO_SUCH_ROW:
+            assert token_ids is not None and self._embedding is not None
+            raise IndexError(f"tokens {token_ids.tolist()[:10]} are not all below {self._embedding.weight.rows}")
+        if failed:
             raise MemoryError("no memory for the scratch of native decoder layers")
         del kept
         return hidden
+
+    def _give_ropes(self, ropes: Sequence[tuple[Tensor, Tensor]] | Tensor, num_tokens: int) -> None:
+        """Give the C structures a step's cosines and sines, or the positions of which the call makes them."""
+        if isinstance(ropes, Tensor):
+            if not self._turns:
+                raise ConfigError.of("ropes", "positions", "cosines and sines for a decoder without turns")
+            _check_contiguous("ropes", ropes, (num_tokens,), torch.int64)
+            self._args.positions = ropes.data_ptr()
+            for target, turn in zip(self._ropes, self._turns, strict=True):
+                target.cosines, target.half = None, len(turn.frequencies)
+            return
+        if len(ropes) != len(self._ropes):
+            raise ConfigError.of("ropes", len(ropes), f"one for each that the layers name: {len(self._ropes)}")
+        for target, (cosines, sines), widest in zip(self._ropes, ropes, self._widest_ropes, strict=True):
+            half = cosines.shape[-1]
+            self._check_half("cosines", cosines, widest, interleaved=bool(target.interleaved))
+            _check_contiguous("cosines", cosines, (num_tokens, half), torch.float32)
+            _check_contiguous("sines", sines, (num_tokens, half), torch.float32)
+            target.cosines, target.sines, target.half = cosines.data_ptr(), sines.data_ptr(), half
+
+    def _check_half(self, name: str, numbers: Tensor, widest: int, *, interleaved: bool) -> None:
+        """Check how many pairs a rotary embedding turns.
+
+        :param widest: half of the smallest heads of the layers that use it
+        """
+        most = min(widest, self._max_interleaved // 2) if interleaved else widest
+        if numbers.shape[-1] > most:
+            raise ConfigError.of(f"{name}.shape", tuple(numbers.shape), f"at most {most} columns")
 
 
 def _check_contiguous(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:

@@ -150,8 +150,11 @@ class Rope(Structure):
     _fields_ = (
         ("cosines", c_void_p),
         ("sines", c_void_p),
+        ("frequencies", c_void_p),
+        ("factor", c_float),
         ("half", c_int32),
         ("interleaved", c_int32),
+        ("reserved", c_int32),
     )
 
 
@@ -222,10 +225,17 @@ class Decoder(Structure):
         ("layer_inputs", c_void_p),
         ("layer_input_stride", c_int64),
         ("original_rows", c_void_p),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("embedding", Weight),
+        ("embedding_scale", c_float),
+        ("stream_scale", c_float),
         ("num_layers", c_int32),
         ("num_rows", c_int32),
         ("num_threads", c_int32),
         ("num_adapters", c_int32),
+        ("num_ropes", c_int32),
+        ("reserved", c_int32),
     )
 
 

@@ -193,10 +193,13 @@ constexpr int32_t kMaxInterleaved = 512;
 // Rotary embedding of a step's rows: cosines and sines are [num_rows, half]. Element i of a head is rotated with
 // element half + i; if interleaved, 2i with 2i + 1, and the result is stored in the half-split order.
 struct paged_rope {
-  const float* cosines;
+  const float* cosines;      // null: made in the call, of frequencies and the rows' positions (step_inputs.h)
   const float* sines;
+  const float* frequencies;  // [half], in radians per position; read if cosines are null
+  float factor;              // of the cosines and sines that are made
   int32_t half;
   int32_t interleaved;
+  int32_t reserved;
 };
 
 // One decoder layer: attention, and a feed-forward part: an MLP, experts, or both beside each other. Each reads the
@@ -290,7 +293,7 @@ struct paged_ranks {
 };
 
 // Runs all layers on hidden [num_rows, hidden], float32, contiguous, in place, and writes the keys and values of the
-// rows' tokens to their slots. Of sequence s, only the last cu_seqlens_read[s + 1] - cu_seqlens_read[s] rows are read
+// rows' tokens to their slots. With token_ids, hidden need not be given: the call begins with the tokens' embeddings. Of sequence s, only the last cu_seqlens_read[s + 1] - cu_seqlens_read[s] rows are read
 // afterwards; the others keep their values from before the last layer that writes keys.
 struct paged_decoder_args {
   float* hidden;
@@ -308,10 +311,17 @@ struct paged_decoder_args {
   const float* layer_inputs;     // [num_rows, layer_input_stride]; null: no layer has an input of its own
   int64_t layer_input_stride;
   const int32_t* original_rows;  // null from callers. Within the library, of rows that are read: their rows of the step
+  const int64_t* token_ids;  // [num_rows]; null: hidden is given
+  const int64_t* positions;  // [num_rows]; read by ropes without cosines
+  paged_weight embedding;    // read if token_ids are given; its rows are multiplied by both scales, one after the other
+  float embedding_scale;
+  float stream_scale;
   int32_t num_layers;
   int32_t num_rows;
   int32_t num_threads;
   int32_t num_adapters;
+  int32_t num_ropes;
+  int32_t reserved;
 };
 
 // out[row] = norm(x[row]), float32; cols is a multiple of 16.

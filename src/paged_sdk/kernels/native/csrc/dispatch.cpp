@@ -177,6 +177,7 @@ PAGED_EXPORT int32_t paged_attention(int32_t level, const paged_attention_args* 
   return paged::level_at(level).kernels->attention(*args);
 }
 
+// Also returns 3 if a token id is out of range.
 PAGED_EXPORT int32_t paged_decoder(int32_t level, const paged_decoder_args* args) {
   return paged::level_at(level).kernels->decoder(*args);
 }

@@ -17,6 +17,7 @@
 #include "quantize_groups.h"
 #include "rows.h"
 #include "short_conv.h"
+#include "step_inputs.h"
 
 namespace paged {
 namespace {
@@ -96,14 +97,21 @@ int attention(const paged_attention_args& args) {
   return kOk;
 }
 
+Task run_decoder(Job& job, const paged_decoder_args& args, const StepRopes& ropes, const DecoderScratch& scratch) {
+  co_await make_inputs(job, args, ropes);
+  const paged_decoder_args whole = ropes.of(args);
+  co_await run_layers(job, whole, scratch, {scratch.sums, ThreadSums::bytes_of(args.num_rows)});
+}
+
 int decoder(const paged_decoder_args& args) {
+  if (has_unknown_token(args)) return kNoSuchRow;
   const DecoderScratch::Sizes sizes(args);
-  uint8_t* memory = reserve(*args.workspace, DecoderScratch::bytes(sizes, args));
+  uint8_t* memory = reserve(*args.workspace, StepRopes::bytes(args) + DecoderScratch::bytes(sizes, args));
   if (memory == nullptr) return kNoMemory;
   Arena arena(memory);
+  const StepRopes ropes = StepRopes::at(arena, args);
   const DecoderScratch scratch = DecoderScratch::at(arena, sizes, args);
-  const ThreadSums sums{scratch.sums, ThreadSums::bytes_of(args.num_rows)};
-  run_job(args.num_threads, [&](Job& job) { return run_layers(job, args, scratch, sums); });
+  run_job(args.num_threads, [&](Job& job) { return run_decoder(job, args, ropes, scratch); });
   return kOk;
 }
 
