@@ -21,6 +21,8 @@ def to_device(device: torch.device, *arrays: npt.NDArray[Any]) -> list[Tensor]:
 
     :returns: on CUDA, views of one allocation, each aligned to 16 bytes; on the CPU, the arrays' own memory
     """
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
     if device.type != "cuda":  # other devices have no pinned memory, so copies are synchronous
         return [torch.from_numpy(array).to(device) for array in arrays]
     sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]

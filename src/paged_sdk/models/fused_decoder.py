@@ -19,6 +19,7 @@ from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.argmax import likeliest_tokens
 from paged_sdk.kernels.native.decoder import EmbeddingTable, NativeDecoder, Turns
 from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.linear import undefined
 from paged_sdk.kernels.native.lora import NativeAdapters, NativeLora
 from paged_sdk.kernels.native.norm import NativeNorm
 from paged_sdk.kernels.native.paged_attention import NativeRows
@@ -251,7 +252,7 @@ class FusedDecoderModel:
         ropes = self._model.ropes.values()
         rotations = positions if self._layers.takes_positions else [rope.at(positions, ctx.is_long) for rope in ropes]
         if self._layers.takes_token_ids and ctx.inserted is None and not _adapts_embeddings(ctx.adapted):
-            hidden = torch.empty(len(token_ids), self.config.hidden_size, dtype=torch.float32)
+            hidden = undefined((token_ids.shape[0], self.config.hidden_size))
             self._layers.run(hidden, rotations, ctx, token_ids=token_ids)
             return hidden
         # The same numbers as native calls begin with: a row's must not depend on the other rows of its step.

@@ -46,7 +46,7 @@ class FusedHead:
         return self._form(hidden).likeliest(hidden)
 
     def _form(self, hidden: Tensor) -> NativeLinear:
-        return self._few if len(hidden) <= self._few_rows else self._many
+        return self._few if hidden.shape[0] <= self._few_rows else self._many
 
 
 def fused_head(model: DecoderModel, workspace: Workspace, *, norm_eps: float, few_rows: int) -> FusedHead | None:

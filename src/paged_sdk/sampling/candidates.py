@@ -64,10 +64,12 @@ def likeliest_from(logits: Tensor, threshold: float) -> tuple[Logits, Ids]:
 
 
 def select_rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
-    """Select rows: a view if they are adjacent, otherwise a copy.
+    """Select rows: the tensor itself if they are all of it, a view if they are adjacent, otherwise a copy.
 
     :param rows: row indices, ascending
     """
+    if len(rows) == tensor.shape[0]:
+        return tensor
     if rows[-1] - rows[0] == len(rows) - 1:
         return tensor[rows[0] : rows[-1] + 1]
     (index,) = to_device(tensor.device, np.array(rows))

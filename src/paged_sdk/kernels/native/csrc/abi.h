@@ -93,7 +93,7 @@ struct paged_workspace;
 struct paged_linear_args {
   const void* x;
   const void* residual;  // null: none; may be out itself
-  void* out;
+  void* out;             // null: scratch memory, for a call that returns only `likeliest`
   const float* norm_weight;  // null: no RMSNorm before the product
   int64_t* likeliest;        // [num_rows]: argmax of each row of out, as paged_argmax_args has it; null: not computed
   const paged_weight* weights;

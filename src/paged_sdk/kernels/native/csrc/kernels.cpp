@@ -28,26 +28,36 @@ constexpr int kNotFinite = 2;
 constexpr int kNoSuchExpert = 3;
 constexpr int kNoSuchRow = 3;
 
+int total_rows(const paged_linear_args& args) {
+  int rows = 0;
+  for (int i = 0; i < args.num_weights; ++i) rows += args.weights[i].rows;
+  return rows;
+}
+
 Task run_linear(Job& job, const paged_linear_args& args, const Operand& rows, const ThreadSums& sums) {
   const Output out{args.out, args.out_stride, args.dtype, {args.residual, args.residual_stride, args.dtype}};
   co_await prepare_rows(job, args.weights[0], {args.x, args.x_stride, args.dtype}, args.norm_weight, args.norm_eps,
                         rows);
   co_await multiply(job, args.weights, args.num_weights, rows, out, sums);
   if (args.likeliest == nullptr) co_return;
-  int cols = 0;
-  for (int i = 0; i < args.num_weights; ++i) cols += args.weights[i].rows;
+  const int cols = total_rows(args);
   co_await job.phase(args.num_rows, row_cost(cols), [&args, cols](int64_t first, int64_t last, int) {
     const float* const numbers = static_cast<const float*>(args.out);
     for (int64_t row = first; row < last; ++row) args.likeliest[row] = argmax_of(numbers + row * args.out_stride, cols);
   });
 }
 
-int linear(const paged_linear_args& args) {
-  const paged_weight& weight = args.weights[0];
-  const size_t activations = Operand::bytes(weight, args.num_rows, args.num_threads);
-  const size_t sums = ThreadSums::bytes_of(args.num_rows);
-  uint8_t* scratch = reserve(*args.workspace, activations + sums * args.num_threads);
+int linear(const paged_linear_args& given) {
+  const paged_weight& weight = given.weights[0];
+  const size_t activations = Operand::bytes(weight, given.num_rows, given.num_threads);
+  const size_t sums = ThreadSums::bytes_of(given.num_rows);
+  const size_t cols = given.out == nullptr ? total_rows(given) : 0;  // of the outputs in scratch memory
+  const size_t outputs = line_aligned(sizeof(float) * cols * given.num_rows);
+  uint8_t* scratch = reserve(*given.workspace, outputs + activations + sums * given.num_threads);
   if (scratch == nullptr) return kNoMemory;
+  paged_linear_args args = given;
+  if (cols > 0) args.out = scratch, args.out_stride = static_cast<int64_t>(cols);
+  scratch += outputs;
   const Operand rows = Operand::at(scratch, weight, args.num_rows);
   const ThreadSums own{scratch + activations, sums};
   run_job(args.num_threads, [&](Job& job) { return run_linear(job, args, rows, own); });
