@@ -198,6 +198,18 @@ def test_families(family: str, tmp_path: Path) -> None:
     assert texts(builder.with_topology(divided)) == texts(builder.with_topology(there))
 
 
+@needs_library
+def test_each_fused_span_uses_its_own_rotary_embeddings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The model has one for layers with windows, and one for the third layer, which has none."""
+    caplog.set_level(logging.INFO, "paged_sdk")
+    builder = builder_of(make_checkpoint("gemma3_text", tmp_path))
+    expected = texts(builder)
+    for layers in (range(2, 4), range(1, 3)):
+        topology = Topology.empty().with_range(layers, LayerTopology(device="meta:0"))
+        assert texts(builder.with_topology(topology)) == expected
+    assert not any("one operation at a time" in message for message in caplog.messages)
+
+
 @pytest.mark.parametrize("place", ["the last layers", "in turns, head and embeddings"])
 def test_ranks_are_made_where_the_last_layer_is(place: str, tmp_path: Path) -> None:
     """By a layer of their own, and by the output projection."""

@@ -33,6 +33,7 @@ from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.native_block import FEW_ROWS
+from paged_sdk.quant.native_embedding import NativeEmbedding
 from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.types.step import StepRow
 from paged_sdk.weights.gguf.source import GgufSource
@@ -197,6 +198,17 @@ def test_few_tokens(checkpoint: Checkpoint, length: int) -> None:
 def test_many_tokens_on_packed_weights_alone(checkpoint: Checkpoint) -> None:
     """More than a window of 32."""
     check_packed_arithmetic(checkpoint, checkpoint.packed(one_form=True), [random_prompt(64)])
+
+
+def test_where_embeddings_are_looked_up_changes_no_bit(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the layers' call, or before it, as for steps with images or with adapters that change embeddings."""
+    text, found = random_prompt(30), []
+    for is_native in (True, False):
+        if not is_native:
+            monkeypatch.setattr(NativeEmbedding, "native_weight", None)
+        model, backend = fused(checkpoint.packed(dtype=torch.bfloat16))
+        found.append(logits(model, backend, [(text, 0, range(9, 14))]))
+    assert torch.equal(*map(torch.cat, found))
 
 
 def check_packed_arithmetic(checkpoint: Checkpoint, packed: DecoderModel, prompts: Sequence[Sequence[int]]) -> None:

@@ -6,7 +6,7 @@ the cache, and a dozen separate operations around them as much again. Activation
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -79,10 +79,11 @@ class FusedLayers:
         self.stream_scale: float | None = None if scale is None else 1 / scale
         self.workspace: Workspace = pages.workspace
         self.norm_eps: float = model.config.norm_eps * (self.stream_scale or 1.0) ** 2
-        ropes = list(model.ropes)
-        turns = [None if rope.turns is None else Turns(*rope.turns) for rope in model.ropes.values()]
-        known = [each for each in turns if each is not None]
-        self.takes_positions: bool = len(known) == len(turns)
+        used = {model.config.ropes[layer] for layer in layers}
+        ropes = {settings: rope for settings, rope in model.ropes.items() if settings in used}
+        self._ropes = [number for number, settings in enumerate(model.ropes) if settings in used]
+        known = [Turns(*rope.turns) for rope in ropes.values() if rope.turns is not None]
+        self.takes_positions: bool = len(known) == len(ropes)
         table = self._table(model) if embeds else None
         self.takes_token_ids: bool = table is not None
         own = model.layers[layers.start : layers.stop]
@@ -95,7 +96,7 @@ class FusedLayers:
                     pages,
                     place,
                     number=layers[place],
-                    rope=ropes.index(model.config.ropes[layers[place]]),
+                    rope=list(ropes).index(model.config.ropes[layers[place]]),
                     eps=self.norm_eps,
                     many_rows=many_rows,
                 )
@@ -123,7 +124,7 @@ class FusedLayers:
     def run(
         self,
         hidden: Tensor,
-        rotations: Iterable[Rotation] | Tensor,
+        rotations: Sequence[Rotation] | Tensor,
         ctx: StepContext,
         *,
         token_ids: Tensor | None = None,
@@ -133,7 +134,7 @@ class FusedLayers:
 
         :param hidden: the residual stream, float32 ``[num_tokens, hidden_size]``, times :attr:`stream_scale`;
             overwritten
-        :param rotations: the model's rotary embeddings at the tokens' positions, or these positions, ``[num_tokens]``
+        :param rotations: all of the model's rotary embeddings at the tokens' positions, or these positions, ``[num_tokens]``
             int64 (:attr:`takes_positions`)
         :param token_ids: ``[num_tokens]`` int64, with whose embeddings the residual stream begins
             (:attr:`takes_token_ids`); None: with ``hidden``
@@ -144,11 +145,11 @@ class FusedLayers:
         assert rows is not None
         if reads_all and rows.cu_seqlens_read is not None:
             rows = evolve(rows, cu_seqlens_read=None)
-        ropes = (
-            rotations
-            if isinstance(rotations, Tensor)
-            else [(rotation.cosines, rotation.sines) for rotation in rotations]
-        )
+        ropes: Sequence[tuple[Tensor, Tensor]] | Tensor
+        if isinstance(rotations, Tensor):
+            ropes = rotations
+        else:
+            ropes = [(rotations[number].cosines, rotations[number].sines) for number in self._ropes]
         adapters = _native_adapters(ctx.adapted, self.layers)
         inputs = None if ctx.layer_inputs is None else ctx.layer_inputs.flatten(1).float().contiguous()
         later = None if ctx.inserted is None or not ctx.inserted.later else ctx.inserted

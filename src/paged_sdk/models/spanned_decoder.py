@@ -136,5 +136,5 @@ class _FusedRun:
         hidden, scale = residual.float(), self._layers.stream_scale
         if scale is not None:
             hidden *= scale
-        self._layers.run(hidden, step.rotations.values(), step.context, reads_all=not self._is_last)
+        self._layers.run(hidden, list(step.rotations.values()), step.context, reads_all=not self._is_last)
         return hidden if scale is None else hidden.div_(scale)

@@ -187,7 +187,7 @@ class NativeLinear:
         args, shape = self._args, (x.shape[0], self.out_features)
         _bind_rows(args, x, self.in_features)
         if out is None:
-            out = torch.empty(shape, dtype=x.dtype)
+            out = undefined(shape) if x.dtype is torch.float32 else torch.empty(shape, dtype=x.dtype)
         else:
             check_matrix("out", out, shape, (x.dtype,))
         if residual is not None:
