@@ -688,7 +688,8 @@ def test_made_angles_are_exact(isa: str) -> None:
 def test_tokens_without_embeddings_are_refused() -> None:
     stack, prompt = Stack(fused=False, parts=LLAMA), Prompt(32, 32)
     table, _ = random_weight(14, 50, HIDDEN, torch.Generator().manual_seed(5))
-    turns = [Turns(torch.rand(32)), Turns(torch.rand(32))]
+    turns, down = [Turns(torch.rand(32)), Turns(torch.rand(32))], stack.layers[0].down
+    assert down is not None
     decoder = NativeDecoder(workspace(), stack.layers, turns=turns, embedding=EmbeddingTable(table))
     batch, positions = prompt.batch(prompt.count, prompt.count), torch.arange(prompt.count)
     for token in (-1, 50, 2**40):
@@ -697,7 +698,7 @@ def test_tokens_without_embeddings_are_refused() -> None:
         with pytest.raises(IndexError, match=r"not all below 50"):
             decoder(prompt.hidden, positions, prompt.slots, batch, token_ids=token_ids)
     without = NativeDecoder(workspace(), stack.layers)
-    calls: list[Callable[[], Tensor]] = [
+    calls: list[Callable[[], object]] = [
         lambda: without(prompt.hidden, prompt.ropes, prompt.slots, batch, token_ids=token_ids),
         lambda: without(prompt.hidden, positions, prompt.slots, batch),
         lambda: decoder(prompt.hidden, positions.int(), prompt.slots, batch),
@@ -706,7 +707,7 @@ def test_tokens_without_embeddings_are_refused() -> None:
         lambda: NativeDecoder(workspace(), stack.layers, turns=turns[1:]),
         lambda: NativeDecoder(workspace(), stack.layers, turns=[*turns[1:], Turns(torch.rand(33))]),
         lambda: NativeDecoder(workspace(), stack.layers, turns=[*turns[1:], Turns(torch.rand(32).double())]),
-        lambda: NativeDecoder(workspace(), stack.layers, embedding=EmbeddingTable(stack.layers[0].down.weight)),
+        lambda: NativeDecoder(workspace(), stack.layers, embedding=EmbeddingTable(down.weight)),
     ]
     for call in calls:
         with pytest.raises(ConfigError):

@@ -134,8 +134,8 @@ class FusedLayers:
 
         :param hidden: the residual stream, float32 ``[num_tokens, hidden_size]``, times :attr:`stream_scale`;
             overwritten
-        :param rotations: all of the model's rotary embeddings at the tokens' positions, or these positions, ``[num_tokens]``
-            int64 (:attr:`takes_positions`)
+        :param rotations: all of the model's rotary embeddings at the tokens' positions, or these positions,
+            ``[num_tokens]`` int64 (:attr:`takes_positions`)
         :param token_ids: ``[num_tokens]`` int64, with whose embeddings the residual stream begins
             (:attr:`takes_token_ids`); None: with ``hidden``
         :param reads_all: whether all rows of the result are needed; False: rows of tokens whose logits the step does

@@ -65,8 +65,8 @@ class NativeDecoder:
     :param turns: for each rotary embedding, what its cosines and sines are made of in calls that are given positions;
         empty: calls are given cosines and sines
     :param embedding: the embeddings that calls with token ids begin with; None: calls are given the residual stream
-    :raises ConfigError: shapes or the length of ``interleaved`` or ``turns`` do not fit, or only some layers have output
-        norms or are parallel
+    :raises ConfigError: shapes or the lengths of ``interleaved`` or ``turns`` do not fit, or only some layers have
+        output norms or are parallel
     """
 
     def __init__(
@@ -221,8 +221,8 @@ class NativeDecoder:
         :param layers: the layers to run, a range with step 1; None: all
         :param layer_inputs: [num_tokens, columns of all layers] float32, contiguous: the tokens' vectors for layers
             with a :attr:`~DecoderLayer.layer_input`; None: no layer has one
-        :param token_ids: [num_tokens] int64, contiguous: ``hidden``, which may be undefined, begins as the embeddings of
-            these; None: it is given
+        :param token_ids: [num_tokens] int64, contiguous: ``hidden``, which may be undefined, begins as the embeddings
+            of these; None: it is given
         :returns: ``hidden``
         :raises ConfigError: shapes or dtypes do not fit, or positions or token ids are given and the decoder has not
             what they are to be looked up in
@@ -258,7 +258,8 @@ class NativeDecoder:
         library = self._workspace.library
         failed = library.functions.paged_decoder(library.level, byref(args))
         if failed == _NO_SUCH_ROW:
-            assert token_ids is not None and self._embedding is not None
+            assert token_ids is not None
+            assert self._embedding is not None
             raise IndexError(f"tokens {token_ids.tolist()[:10]} are not all below {self._embedding.weight.rows}")
         if failed:
             raise MemoryError("no memory for the scratch of native decoder layers")
