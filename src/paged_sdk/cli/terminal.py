@@ -174,12 +174,8 @@ class Progress:
 
 
 def told(error: PagedError) -> str:
-    """Return what to tell of an error. Of a prompt that is too long, the advice for programs is left out."""
-    text = str(error)
-    if not isinstance(error, ContextLengthError):
-        return text
-    problem, advice, _ = text.partition(": shorten it")
-    return problem + advice
+    """Return what to tell of an error. Of a prompt that is too long, what programs can do about it is left out."""
+    return f"{error.problem}: shorten it" if isinstance(error, ContextLengthError) else str(error)
 
 
 def usage_line(usage: Usage) -> str:
