@@ -31,6 +31,7 @@ CtxtLen = Annotated[
 
 @grouped
 def doctor(
+    ctx: typer.Context,
     *,
     model: Loaded = None,
     model_id: options.ModelBeside = None,
@@ -51,7 +52,7 @@ def doctor(
     from paged_sdk.cli.flags import exclusive, only, reporting
     from paged_sdk.cli.loading import builder_of, check_arch
 
-    with reporting(doctor, output) as terminal:
+    with reporting(doctor, output, ctx.params) as terminal:
         named = only({"MODEL": model, "--model-id": model_id, "--plan": plan})
         exclusive(
             {"--ctxt-len": ctxt_len, "--pa-context-len": paged.pa_context_len, "--pa-ctxt-len": paged.pa_ctxt_len}

@@ -128,8 +128,8 @@ def apply_settings(builder: _BuilderT, group: object) -> _BuilderT:
 
 
 def spellings_of_settings(command: Callable[..., None]) -> dict[str, str]:
-    """Map the names by which errors may refer to a setting to the spelling of its option or argument: the setting's
-    name, the builder's method, and the option itself.
+    """Map the names by which errors may refer to a setting to the spelling of its option or argument: its name in
+    Python, the setting's name, the builder's method, and the option itself.
     """
     found: dict[str, str] = {}
     for name, hint in get_type_hints(command, include_extras=True).items():
@@ -137,10 +137,8 @@ def spellings_of_settings(command: Callable[..., None]) -> dict[str, str]:
         info = next((mark for mark in marks if isinstance(mark, ParameterInfo)), None)
         if info is None:  # the command's context
             continue
-        spelling, names = name.upper(), set[str]()
-        if isinstance(info, OptionInfo):
-            spelling = spellings(info)[0]
-            names = {name, spelling}
+        spelling = spellings(info)[0] if isinstance(info, OptionInfo) else name.upper()
+        names = {name, spelling}
         for mark in marks:
             if isinstance(mark, Setting):
                 names.add(mark.name)

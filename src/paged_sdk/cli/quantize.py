@@ -113,10 +113,10 @@ def quantize(
 ) -> None:
     """Write a model as a quantized GGUF file, or as safetensors."""
     # Imported late, so that --help is fast.
-    from paged_sdk import Topology, write_gguf, write_mmproj, write_safetensors
+    from paged_sdk import ConfigError, Topology, write_gguf, write_mmproj, write_safetensors
     from paged_sdk.cli.flags import exclusive, reporting
 
-    with reporting(quantize, output) as terminal:
+    with reporting(quantize, output, {"source": source, "imatrix": imatrix}) as terminal:
         for flag, value in {
             "--override": override,
             "--imatrix": imatrix,
@@ -135,7 +135,13 @@ def quantize(
             return
         overrides = [_override(each) for each in override or ()]
         if mmproj is not None:  # first: it fails within seconds, while writing the model takes minutes
-            beside = write_mmproj(source, mmproj, type=mmproj_type or "F16", show_progress=not output.quiet)
+            try:
+                beside = write_mmproj(source, mmproj, type=mmproj_type or "F16", show_progress=not output.quiet)
+            except ConfigError as error:  # named as that function's parameters
+                option = {"target": "mmproj", "type": "mmproj_type"}.get(error.setting)
+                if option is None:
+                    raise
+                raise ConfigError.of(option, error.value, error.allowed) from error
             terminal.note(f"{beside}: {beside.stat().st_size / 2**20:.0f} MiB")
         path = write_gguf(
             source,

@@ -98,7 +98,7 @@ def serve(
     from paged_sdk.cli.service_file import ServiceFile
     from paged_sdk.cli.serving import ServedModel, keep_serving
 
-    with reporting(serve, output) as terminal:
+    with reporting(serve, output, ctx.params) as terminal:
         if len(server.api_key) != 1 and _is_from_environment(ctx, "api_key"):
             # typer splits the variable of a repeatable option at spaces, into several values.
             raise typer.BadParameter("expected a key of printable ASCII without spaces", param_hint="PAGED_SDK_API_KEY")
