@@ -74,8 +74,9 @@ def test_a_path_may_be_relative_or_begin_with_a_tilde(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for path in ("gone", "./gone", "~/gone"):
-        assert "--imatrix: " in said("run", "Hi", "-m", model, "--isq", "Q8_0", "--imatrix", path)
+    for option in ("--imatrix", "--chat-template", "--topology"):
+        for path in ("gone", "./gone", "~/gone"):
+            assert f"{option}: " in said("run", "Hi", "-m", model, "--isq", "Q8_0", option, path)
 
 
 def test_a_file_that_exists_and_cannot_be_used_is_an_error_of_the_model(model: str, tmp_path: Path) -> None:
