@@ -104,12 +104,10 @@ def replaced(group: _GroupT, values: Mapping[str, object]) -> _GroupT:
     return evolve(group, **{name: values[name] for name in names if name in values})  # type: ignore[misc]
 
 
-def given_options(group: object) -> Iterator[str]:
-    """Return the spellings of a group's options that differ from their defaults."""
-    hints = get_type_hints(type(group), include_extras=True)
-    for each in fields(type(group)):  # type: ignore[arg-type]  # it is an attrs class
-        if getattr(group, each.name) != each.default:
-            yield from (spellings(mark)[0] for mark in get_args(hints[each.name])[1:] if isinstance(mark, OptionInfo))
+def given_options(group: object) -> dict[str, Any]:
+    """Return those of a group's options that differ from their defaults, by name."""
+    values = ((each, getattr(group, each.name)) for each in fields(type(group)))  # type: ignore[arg-type]  # it is attrs
+    return {each.name: value for each, value in values if value != each.default}
 
 
 def apply_settings(builder: _BuilderT, group: object) -> _BuilderT:
