@@ -14,7 +14,7 @@ from paged_sdk.cli.groups import spellings_of_settings
 from paged_sdk.cli.options import OutputOptions
 from paged_sdk.cli.terminal import Terminal
 
-__all__ = ["exclusive", "only", "reporting"]
+__all__ = ["excluding", "exclusive", "only", "reporting"]
 
 
 @contextmanager
@@ -81,6 +81,15 @@ def exclusive(flags: Mapping[str, object]) -> None:
     given = [flag for flag, value in flags.items() if value is not None and value is not False and value != ()]
     if len(given) > 1:
         raise typer.BadParameter(f"{' and '.join(given)} exclude each other")
+
+
+def excluding(flag: str, value: object, others: Mapping[str, object]) -> None:
+    """Check that none of the other flags was given, if this one was. Values are those of :func:`exclusive`.
+
+    :raises typer.BadParameter: naming both flags
+    """
+    for other, given in others.items():
+        exclusive({flag: value, other: given})
 
 
 def only(flags: Mapping[str, str | None]) -> str | None:

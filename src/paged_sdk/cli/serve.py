@@ -159,7 +159,7 @@ def _check_number(
     :param others: values of further options that cannot apply to several models, by spelling
     :raises typer.BadParameter: they do not
     """
-    from paged_sdk.cli.flags import exclusive
+    from paged_sdk.cli.flags import excluding
 
     of_one_model = {
         "--quantized-file": model.quantized_file,
@@ -168,8 +168,7 @@ def _check_number(
         "--arch": model.arch,
         **others,
     }
-    for flag, value in of_one_model.items():
-        exclusive({"several models": models > 1, flag: value})
+    excluding("several models", models > 1, of_one_model)
     if server.served_model_name and len(server.served_model_name) != models:
         raise typer.BadParameter(f"expected a name for each of {models} models", param_hint="--served-model-name")
 
