@@ -18,7 +18,7 @@ from paged_sdk.guard import RequestGuard
 from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.failures import all_banned, not_finite
-from paged_sdk.sampling.logprobs import LogprobTable, make_logprob_tables
+from paged_sdk.sampling.logprobs import LogprobTable, MakeLogprobTable, make_logprob_tables
 from paged_sdk.sampling.processor import Processor
 from paged_sdk.sampling.proposals import Proposals
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
@@ -126,7 +126,7 @@ class Sampler:
         self._processors = processors
         self._states: dict[int, TextState] = {}
         self._token_draw = make_token_draw(device)
-        self.make_logprob_table = make_logprob_tables(device)
+        self.make_logprob_table: MakeLogprobTable = make_logprob_tables(device)
 
     def prepare(self, rows: Sequence[SampleRow]) -> PreparedRows:
         """Do all work that needs no logits, so that it overlaps with a device computing them."""
