@@ -36,9 +36,11 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "repetition_penalty": 1.05,
         },
         "1, min-p 0.05": {"temperature": 1.0, "min_p": 0.05},
+        "greedy, 5 logprobs": {"temperature": 0.0, "top_n_logprobs": 5},
+        "temperature 1, 5 logprobs": {"temperature": 1.0, "top_n_logprobs": 5},
     }
 )
-"""Settings that checkpoints recommend, by a description."""
+"""Settings that checkpoints recommend, and logprobs, by a description."""
 
 
 def main(
