@@ -29,7 +29,7 @@ _NO_SUCH_ROW: Final = 3
 _HEAD_NORMS: Final = MappingProxyType({"shared": 0, "own": 1, "whole": 2})
 
 
-@frozen
+@frozen(eq=False)
 class EmbeddingTable:
     """Holds the embeddings of tokens.
 
@@ -43,7 +43,7 @@ class EmbeddingTable:
     stream_scale: float = 1.0
 
 
-@frozen
+@frozen(eq=False)
 class Turns:
     """Holds what a rotary embedding's angles at a position follow from.
 
