@@ -18,20 +18,16 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final
 from unittest.mock import patch
 
-import torch
 import typer
 from attrs import evolve, frozen
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.inside import open_engine
-from benchmarks.models import model_path
-from benchmarks.prompts import PromptMaker
-from paged_sdk import Constraint, Model, SamplingParams, TextModelBuilder
+from benchmarks.step_rounds import ModelName, Rounds, StepRounds, Streams, Threads, Tokens
+from paged_sdk import Constraint, Model, SamplingParams
 from paged_sdk.sampling.constraint import Constraints
 from paged_sdk.sampling.proposals import Proposals
 from paged_sdk.speculative.forced_tokens import ForcedTokens
-from paged_sdk.system.processors import usable_processors
 
 __all__ = ["CONSTRAINTS", "Round", "run_round"]
 
@@ -136,29 +132,24 @@ def _as_table(name: str, bound: Sequence[Round], plain: Sequence[Round], title: 
 
 
 def main(
-    model: Annotated[str, typer.Option(help="smollm2, qwen1.5b, or the path of a GGUF file")] = "smollm2",
-    streams: Annotated[int, typer.Option(min=1)] = 16,
-    tokens: Annotated[int, typer.Option(min=8, help="Tokens of each text")] = 96,
-    rounds: Annotated[int, typer.Option(min=1)] = 4,
+    model: ModelName = "smollm2",
+    streams: Streams = 16,
+    tokens: Tokens = 96,
+    rounds: Rounds = 4,
     constraint: Annotated[list[str] | None, typer.Option(help=", ".join(CONSTRAINTS))] = None,
-    threads: Annotated[int | None, typer.Option(min=1)] = None,
+    threads: Threads = None,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
     top_p: Annotated[float | None, typer.Option()] = None,
     top_k: Annotated[int | None, typer.Option()] = None,
 ) -> None:
     """Compare steps with and without constraints."""
-    path, num_threads = model_path(model), threads or usable_processors()
-    torch.set_num_threads(num_threads)
+    step_rounds = StepRounds.of(model, streams, rounds, threads)
     console = Console()
     # Seeded, so that all rounds of one kind generate the same texts.
     sampling = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=7)
 
     async def run() -> None:
-        builder = TextModelBuilder(path).with_num_threads(num_threads).with_max_num_seqs(streams)
-        engine = open_engine(builder)
-        maker = PromptMaker(engine.parts.text.tokenizer)
-        async with engine.start() as built:
-            prompts = [maker.make(64, f"Stream {index}").token_ids for index in range(streams)]
+        async with step_rounds.open() as (built, prompts):
             await run_round(built, prompts, 8, None)
             for name in constraint or CONSTRAINTS:
                 await run_round(built, prompts, 8, CONSTRAINTS[name])  # compiles the constraint
@@ -166,8 +157,7 @@ def main(
                 for _ in range(rounds):
                     plain.append(await run_round(built, prompts, tokens, None, sampling))
                     bound.append(await run_round(built, prompts, tokens, CONSTRAINTS[name], sampling))
-                title = f"{path.name}: {streams} streams, {num_threads} threads, {rounds} rounds"
-                console.print(_as_table(name, bound, plain, title))
+                console.print(_as_table(name, bound, plain, step_rounds.title))
 
     asyncio.run(run())
 

@@ -11,19 +11,15 @@ import asyncio
 import statistics
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.constraint_cost import run_round
-from benchmarks.inside import open_engine
-from benchmarks.models import model_path
-from benchmarks.prompts import PromptMaker
-from paged_sdk import SamplingParams, TextModelBuilder
-from paged_sdk.system.processors import usable_processors
+from benchmarks.step_rounds import ModelName, Rounds, StepRounds, Streams, Threads, Tokens
+from paged_sdk import SamplingParams
 
 __all__ = ["SETTINGS"]
 
@@ -40,21 +36,22 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "repetition_penalty": 1.05,
         },
         "1, min-p 0.05": {"temperature": 1.0, "min_p": 0.05},
+        "greedy, 5 logprobs": {"temperature": 0.0, "top_n_logprobs": 5},
+        "temperature 1, 5 logprobs": {"temperature": 1.0, "top_n_logprobs": 5},
     }
 )
-"""Settings that checkpoints recommend, by a description."""
+"""Settings that checkpoints recommend, and logprobs, by a description."""
 
 
 def main(
-    model: Annotated[str, typer.Option(help="smollm2, qwen1.5b, or the path of a GGUF file")] = "smollm2",
-    streams: Annotated[int, typer.Option(min=1)] = 16,
-    tokens: Annotated[int, typer.Option(min=8, help="Tokens of each text")] = 96,
-    rounds: Annotated[int, typer.Option(min=1)] = 4,
-    threads: Annotated[int | None, typer.Option(min=1)] = None,
+    model: ModelName = "smollm2",
+    streams: Streams = 16,
+    tokens: Tokens = 96,
+    rounds: Rounds = 4,
+    threads: Threads = None,
 ) -> None:
     """Compare steps of sampled and of greedy texts."""
-    path, num_threads = model_path(model), threads or usable_processors()
-    torch.set_num_threads(num_threads)
+    step_rounds = StepRounds.of(model, streams, rounds, threads)
     ways = {
         "greedy": SamplingParams.deterministic(),
         # Seeded, so that all rounds of one kind generate the same texts.
@@ -63,11 +60,7 @@ def main(
 
     async def run() -> dict[str, list[float]]:
         seconds: dict[str, list[float]] = {name: [] for name in ways}
-        builder = TextModelBuilder(path).with_num_threads(num_threads).with_max_num_seqs(streams)
-        engine = open_engine(builder)
-        maker = PromptMaker(engine.parts.text.tokenizer)
-        async with engine.start() as built:
-            prompts = [maker.make(64, f"Stream {index}").token_ids for index in range(streams)]
+        async with step_rounds.open() as (built, prompts):
             await run_round(built, prompts, 8, None)
             for _ in range(rounds):
                 for name, params in ways.items():
@@ -76,7 +69,7 @@ def main(
         return seconds
 
     seconds = asyncio.run(run())
-    table = Table(title=f"{path.name}: {streams} streams, {num_threads} threads, {rounds} rounds")
+    table = Table(title=step_rounds.title)
     for heading in ("sampling", "ms per step", "times a greedy step"):
         table.add_column(heading, justify="left" if heading == "sampling" else "right")
     for name, own in seconds.items():

@@ -224,12 +224,13 @@ def builder(tiny_checkpoint: Path) -> TextModelBuilder:
 # Of a module, since Hypothesis refuses fixtures of single tests.
 @pytest.fixture(scope="module", params=["native", "torch"])
 def every_draw(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Have samplers on the CPU draw tokens natively, and once more by torch."""
+    """Have samplers on the CPU draw tokens and compute logprobs natively, and once more by torch."""
     if request.param == "native" and why_not() is not None:
         pytest.skip(why_not() or "")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
-            patch.setattr("paged_sdk.sampling.token_draw.load", lambda: None)
+            for module in ("token_draw", "logprobs"):
+                patch.setattr(f"paged_sdk.sampling.{module}.load", lambda: None)
         yield
 
 

@@ -318,7 +318,10 @@ async def test_what_a_prompt_is_too_long_for_names_what_there_is_to_cut_it() -> 
             await model.send_completion_request("b" * 70)
         with pytest.raises(ContextLengthError, match=r"use RequestBuilder\.with_truncation\(\)") as raised:
             await model.send_chat_request([{"role": "user", "content": "b" * 70}])
-        assert raised.value.field == "messages"
+        error = raised.value
+        assert error.field == "messages"
+        assert error.advice == "shorten it, or use RequestBuilder.with_truncation()"
+        assert str(error) == f"{error.problem}: {error.advice}"
 
 
 @pytest.mark.anyio

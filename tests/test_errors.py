@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from paged_sdk import ConfigError, InvalidRequestError, RequestTimeoutError
+from paged_sdk import ConfigError, ContextLengthError, InvalidRequestError, RequestTimeoutError
 from paged_sdk.errors import MAX_SHOWN, shown
 
 
@@ -55,8 +55,21 @@ def test_errors_travel_between_processes() -> None:
         ConfigError.of("setting", 3, "an int < 3"),
         InvalidRequestError.of("role", "robot", "a person"),
         RequestTimeoutError("late", request_id="r", timeout=2.0),
+        ContextLengthError("too long", num_tokens=9, limit=3, advice="shorten it"),
     ):
         copy = pickle.loads(pickle.dumps(error))
         assert type(copy) is type(error)
         assert copy.__dict__ == error.__dict__
         assert str(copy) == str(error)
+
+
+@pytest.mark.parametrize("kind", [InvalidRequestError, ContextLengthError])
+def test_advice_ends_the_message_and_is_apart_too(kind: type[InvalidRequestError] | type[ContextLengthError]) -> None:
+    error = kind("the file is missing: x", advice="make it")
+    assert (str(error), error.problem, error.advice) == (
+        "the file is missing: x: make it",
+        "the file is missing: x",
+        "make it",
+    )
+    plain = kind("the file is missing: x")
+    assert (str(plain), plain.problem, plain.advice) == ("the file is missing: x", "the file is missing: x", "")

@@ -214,12 +214,23 @@ class RequestError(PagedError):
 
     :ivar request_id: the id that the response would have had; empty if it was refused before it got one
     :ivar partial_response: what had been generated so far, or None
+    :ivar problem: the message without the advice
+    :ivar advice: the end of the message, if it says what the application's code can do about it
     """
 
-    def __init__(self, message: str, *, request_id: str = "", partial_response: PartialResponse | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str,
+        *,
+        request_id: str = "",
+        partial_response: PartialResponse | None = None,
+        advice: str = "",
+    ) -> None:
+        super().__init__(f"{message}: {advice}" if advice else message)
         self.request_id = request_id
         self.partial_response = partial_response
+        self.problem = message
+        self.advice = advice
 
 
 class InvalidRequestError(RequestError):
@@ -228,7 +239,6 @@ class InvalidRequestError(RequestError):
     :ivar field: the part of the request concerned
     :ivar value: the value that was given
     :ivar allowed: what would have been accepted, in words
-    :ivar advice: the end of the message, if it says what the application's code can do about it
     """
 
     def __init__(
@@ -241,11 +251,10 @@ class InvalidRequestError(RequestError):
         allowed: str = "",
         advice: str = "",
     ) -> None:
-        super().__init__(f"{message}: {advice}" if advice else message, request_id=request_id)
+        super().__init__(message, request_id=request_id, advice=advice)
         self.field = field
         self.value = value
         self.allowed = allowed
-        self.advice = advice
 
     @classmethod
     def of(cls, field: str, value: object, allowed: str) -> InvalidRequestError:
@@ -267,9 +276,16 @@ class ContextLengthError(RequestError):
     """
 
     def __init__(
-        self, message: str, *, request_id: str = "", field: str = "", num_tokens: int = 0, limit: int = 0
+        self,
+        message: str,
+        *,
+        request_id: str = "",
+        field: str = "",
+        num_tokens: int = 0,
+        limit: int = 0,
+        advice: str = "",
     ) -> None:
-        super().__init__(message, request_id=request_id)
+        super().__init__(message, request_id=request_id, advice=advice)
         self.field = field
         self.num_tokens = num_tokens
         self.limit = limit

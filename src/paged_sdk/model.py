@@ -142,7 +142,7 @@ class Model(ModelFacts):
         results go back to the model, texts as they are and other values as JSON.
 
         :param request: has its tools from :meth:`RequestBuilder.with_tools`, each with a function. If it requires a
-            call, only the first answer has to make one
+            call, only the first answer has to make one. Without tools, the answer is that of :meth:`send_chat_request`
         :param max_rounds: the maximum number of rounds of calls
         :param on_error: what happens if a tool raises or its arguments do not fit its annotations: "tell" reports it to
             the model, "raise" ends the run

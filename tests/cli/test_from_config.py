@@ -54,8 +54,8 @@ def test_a_command_runs_as_from_the_command_line(model: Path, tmp_path: Path) ->
 
 
 def test_the_exit_code_is_the_command_s(tmp_path: Path) -> None:
-    gone = {"command": "doctor", "plan": str(tmp_path / "gone")}
-    assert from_config(written(tmp_path, gone)).exit_code == 1
+    none = {"command": "doctor", "plan": str(tmp_path)}
+    assert from_config(written(tmp_path, none)).exit_code == 1
     bad = from_config(written(tmp_path, {"command": "doctor", "plan": "x", "isq": "Q9"}))
     assert (bad.exit_code, "--isq" in bad.stderr) == (2, True)
 

@@ -261,7 +261,7 @@ def test_a_chat_survives_a_turn_that_is_too_long(endless: Path, reference: Block
 
 def test_errors_are_one_line(tmp_path: Path, endless: Path) -> None:
     for result, named in (
-        (run(tmp_path / "nowhere", "Hello!"), "nowhere"),
+        (run(tmp_path, "Hello!"), "is not a model"),
         (run(endless, "word " * 3000), r"tokens, .*\): shorten it$"),
     ):
         assert result.exit_code == 1
@@ -269,7 +269,7 @@ def test_errors_are_one_line(tmp_path: Path, endless: Path) -> None:
         (line,) = result.stderr.splitlines()
         assert line.startswith("error: ")
         assert re.search(named, line)
-    assert "Traceback" in run(tmp_path / "nowhere", "Hello!", "--verbose").stderr
+    assert "Traceback" in run(tmp_path, "Hello!", "--verbose").stderr
 
 
 def test_gguf_and_its_log(tmp_path: Path) -> None:

@@ -352,6 +352,44 @@ void compare_draws(Levels& levels) {
   }
 }
 
+// Logprobs of chosen and of the likeliest tokens, with ties, for fewer tokens than the row has groups and for more. Sums
+// are rounded otherwise on other levels, but the order of tokens is that of their logits.
+void compare_logprobs(Levels& levels) {
+  Random random(10);
+  constexpr int kVocab = 1003, kRows = 3, kChosen = 20;
+  std::vector<float> logits = random.normal(kRows * kVocab);
+  for (float& logit : logits) logit = std::round(logit * 64.0f) / 16.0f;
+  for (const int top_n : {5, 50}) {
+    std::vector<int64_t> rows(kChosen), chosen(kChosen), tokens(kRows * top_n);
+    for (int i = 0; i < kChosen; ++i) rows[i] = i % kRows, chosen[i] = 50 * i;
+    std::vector<double> logprobs(kRows * top_n), of_chosen(kChosen);
+    const auto run_on = [&](const Run& run) {
+      paged_logprobs_args args{};
+      args.logits = logits.data();
+      args.chosen_rows = rows.data(), args.chosen_tokens = chosen.data(), args.chosen_logprobs = of_chosen.data();
+      args.top_tokens = tokens.data(), args.top_logprobs = logprobs.data();
+      args.workspace = run.workspace;
+      args.stride = kVocab;
+      args.num_chosen = kChosen;
+      args.num_rows = kRows;
+      args.vocab_size = kVocab;
+      args.top_n = top_n;
+      args.num_threads = 1;
+      run.done(paged_logprobs(run.level, &args));
+    };
+    levels.compare(of("logprobs", kVocab, top_n), {kSums}, [&](const Run& run) {
+      run_on(run);
+      std::vector<float> all(of_chosen.begin(), of_chosen.end());
+      all.insert(all.end(), logprobs.begin(), logprobs.end());
+      return all;
+    });
+    levels.compare(of("likeliest tokens", kVocab, top_n), {0.0}, [&](const Run& run) {
+      run_on(run);
+      return std::vector<float>(tokens.begin(), tokens.end());
+    });
+  }
+}
+
 // Two layers, optionally `normed` after each part and in each head, and then with an MLP beside experts, if there are
 // any: a prompt and a decode, or a decode alone.
 void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_dtype, const Bound& bound, bool experts,
@@ -527,6 +565,7 @@ void compare_all(Levels& levels) {
   compare_attention(levels);
   compare_routing(levels);
   compare_draws(levels);
+  compare_logprobs(levels);
   compare_recurrent(levels);
   for (const int32_t format : {int32_t{PAGED_Q4_K}, kInHadamard + PAGED_Q4_K}) compare_layers(levels, format);
   compare_layers(levels, grouped(PAGED_GROUPED_4, 128));

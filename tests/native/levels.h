@@ -32,6 +32,7 @@ int32_t paged_decoder(int32_t level, const paged_decoder_args* args);
 int32_t paged_quantize(int32_t level, const paged_quantize_args* args);
 int32_t paged_quantize_groups(int32_t level, const paged_quantize_groups_args* args);
 int32_t paged_draw(int32_t level, const paged_draw_args* args);
+int32_t paged_logprobs(int32_t level, const paged_logprobs_args* args);
 int32_t paged_rows(int32_t level, const paged_rows_args* args);
 int32_t paged_short_conv(int32_t level, const paged_short_conv_args* args);
 int32_t paged_gated_delta(int32_t level, const paged_gated_delta_args* args);

@@ -49,7 +49,10 @@ BAD_STATES: Final = ("bad mean", "bad last")
 
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Return what has runners from then on wait for every result within ``submit``."""
+    """Return what has runners from then on wait for every result within ``submit``. Logprobs are computed by torch, as
+    on a device, so that they may be compared in every bit.
+    """
+    monkeypatch.setattr("paged_sdk.sampling.logprobs.load", lambda: None)
 
     def waits(scheduled: Any, output: RunnerOutput, *, waits: bool) -> LateResults:
         return LateResults(scheduled, output, waits=True)

@@ -26,7 +26,6 @@ from transformers import (
 )
 
 from paged_sdk.config.sampling import DryParams, SamplingParams
-from paged_sdk.sampling.logprobs import LogprobTable
 from paged_sdk.sampling.native_draw import NativeTokenDraw
 from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
@@ -395,20 +394,6 @@ def test_logprobs_are_of_the_raw_logits() -> None:
         top = expected[index].topk(length)
         assert [token for token, _ in entry.top] == top.indices.tolist()
         assert [logprob for _, logprob in entry.top] == pytest.approx(top.values.tolist(), abs=1e-5)
-
-
-def test_logprobs_of_given_tokens() -> None:
-    logits = torch.randn(5, 90, generator=torch.Generator().manual_seed(3))
-    kept = logits.clone()
-    targets = [3, 1, 4, 1, 5]
-    entries = LogprobTable(logits, top_n=100).entries(range(5), targets)
-    assert torch.equal(logits, kept)
-    expected = torch.log_softmax(logits.double(), dim=-1)
-    for index, (entry, target) in enumerate(zip(entries, targets, strict=True)):
-        assert entry.token_id == target
-        assert entry.logprob == pytest.approx(float(expected[index, target]), abs=1e-5)
-        assert [token for token, _ in entry.top] == expected[index].argsort(descending=True).tolist()
-    assert all(entry.top == () for entry in LogprobTable(logits, top_n=0).entries(range(5), targets))
 
 
 def test_no_rows_are_no_work() -> None:

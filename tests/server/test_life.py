@@ -350,17 +350,19 @@ def test_the_command_line_logs_lines_of_json(tiny_checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "said", "code"),
     [
-        (["-m", "no/such/model.gguf"], "no/such/model.gguf"),
-        (["-m", "no/such/model.gguf", "--verbose"], "no/such/model.gguf"),
-        (["--host", "203.0.113.1", "--api-key", "k"], "cannot listen at 203.0.113.1:0"),
+        (["-m", "no/such/model.gguf"], "--model-id: 'no/such/model.gguf' does not exist", 2),
+        (["-m", "no/such/model.gguf", "--verbose"], "no/such/model.gguf", 2),
+        (["--isq", "Q8_0", "--calibration-file", "no/such.txt"], "--calibration-file: 'no/such.txt'", 2),
+        (["-m", "."], "is not a model", 1),
+        (["--host", "203.0.113.1", "--api-key", "k"], "cannot listen at 203.0.113.1:0", 2),
     ],
 )
-def test_why_it_does_not_serve_is_a_line_of_json(arguments: list[str], said: str) -> None:
+def test_why_it_does_not_serve_is_a_line_of_json(arguments: list[str], said: str, code: int) -> None:
     command = [sys.executable, "-m", "paged_sdk", "serve", "--port", "0", "--log-json", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode != 0
+    assert ended.returncode == code
     *_, last = map(json.loads, ended.stderr.splitlines())
     assert (last["level"], said in last["message"]) == ("error", True)
     assert ("exception" in last) == ("--verbose" in arguments)

@@ -15,6 +15,7 @@ from torch import Tensor
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.recurrent import StatefulBackend
 from paged_sdk.build.device_setup import prepare_thread
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.attention_inputs import LearnedScores
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.kv_basis import KvBasis
@@ -80,8 +81,7 @@ def _measure(model: DecoderModel, max_model_len: int, check_cancelled: Callable[
     shape, generator = model.config, torch.Generator().manual_seed(0)
     tokens = torch.randint(shape.vocab_size, (min(_MAX_TOKENS, max_model_len),), generator=generator)
     attending = shape.of_layers(shape.attention_layers)
-    watched = _WatchedBackend(attending, dtype=model.dtype, device=model.device)
-    watched.on_layer = check_cancelled
+    watched = _WatchedBackend(attending, dtype=model.dtype, device=model.device, on_layer=check_cancelled)
     backend = StatefulBackend(watched, shape, num_slots=1, dtype=model.dtype, device=model.device)
     step = backend.prepare([StepRow(0, 0, tokens.tolist(), [0], len(tokens))])
     model.forward(tokens, torch.arange(len(tokens)), StepContext(attention=step))
@@ -134,19 +134,23 @@ def _finite(x: Tensor, otherwise: float) -> Tensor:
 class _WatchedBackend(ContiguousBackend):
     """Notes what attention is given.
 
+    :param on_layer: called before each layer that keeps keys
     :ivar seen: by layer that keeps keys, in the last step
-    :ivar on_layer: called before each of these layers
     """
 
-    seen: Sequence[_Seen] = ()
-    on_layer: Callable[[], None] = staticmethod(lambda: None)
+    def __init__(
+        self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, on_layer: Callable[[], None]
+    ) -> None:
+        super().__init__(config, dtype=dtype, device=device)
+        self.seen: Sequence[_Seen] = ()
+        self._on_layer = on_layer
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         seen: list[_Seen] = []
         self.seen = seen
         kept = {layer: place for place, layer in enumerate(self._config.kv_layers)}
         places = [kept[self._config.kv_layer(layer)] for layer in range(self._config.num_layers)]
-        return _WatchedStep(super().prepare(rows), places, seen, self.on_layer)
+        return _WatchedStep(super().prepare(rows), places, seen, self._on_layer)
 
 
 class _WatchedStep(AttentionStep):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -332,10 +333,10 @@ def place(
 
 def _text_processor(checkpoint: Checkpoint, settings: BuildSettings, vocab_size: int) -> TextProcessor:
     """Make the text processor, and compare its vocabulary with the model's."""
-    tokenizer = settings.tokenizer_json
+    tokenizer = _expanded(settings.tokenizer_json)
     if settings.tok_model_id is not None:
         tokenizer = resolve_tokenizer(settings.tok_model_id, token=hub_token(settings.token_source))
-    given = {"chat_template": settings.chat_template, "tokenizer_json": tokenizer}
+    given = {"chat_template": _expanded(settings.chat_template), "tokenizer_json": tokenizer}
     with collector_paused():
         text = (
             load_text_processor(checkpoint.path, **given)
@@ -345,3 +346,8 @@ def _text_processor(checkpoint: Checkpoint, settings: BuildSettings, vocab_size:
     is_own = checkpoint.metadata is not None and tokenizer is None
     check_vocabulary(text.tokenizer, vocab_size, checkpoint.path, is_own=is_own)
     return text
+
+
+def _expanded(given: str | Path | None) -> str | Path | None:
+    """Return a path with the home directory in place of ``~``; a template's text as it is."""
+    return Path(os.path.expanduser(given)) if isinstance(given, Path) else given

@@ -148,10 +148,11 @@ class Embedder:
         if len(token_ids) > limit:
             if not truncation:
                 raise ContextLengthError(
-                    f"texts[{place}] has {len(token_ids)} tokens, {limit} fit: shorten it, or use truncation=True",
+                    f"texts[{place}] has {len(token_ids)} tokens, {limit} fit",
                     field=f"texts[{place}]",
                     num_tokens=len(token_ids),
                     limit=limit,
+                    advice="shorten it, or use truncation=True",
                 )
             token_ids = [*token_ids[: limit - len(suffix)], *suffix]
         return token_ids, num_before

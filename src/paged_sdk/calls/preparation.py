@@ -347,10 +347,11 @@ class RequestPreparer:
             advice.append("give the KV pool more memory")
         *first, last = advice
         return ContextLengthError(
-            f"{what} has {num_tokens} tokens, {limit} fit ({cause}): {', '.join(first)}{', or ' * bool(first)}{last}",
+            f"{what} has {num_tokens} tokens, {limit} fit ({cause})",
             field=field,
             num_tokens=num_tokens,
             limit=limit,
+            advice=f"{', '.join(first)}{', or ' * bool(first)}{last}",
         )
 
     def _truncated(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> Sequence[int]:

@@ -96,18 +96,19 @@ class Ranker:
         if cut is None:
             own = len(pair.token_ids) - len(pair.second)
             raise ContextLengthError(
-                f"query has {own} tokens, {limit - 1} fit beside a document: shorten it",
+                f"query has {own} tokens, {limit - 1} fit beside a document",
                 field="query",
                 num_tokens=own,
                 limit=limit - 1,
+                advice="shorten it",
             )
         if len(pair.token_ids) > limit and not truncation:
             raise ContextLengthError(
-                f"{name} has {len(pair.token_ids)} tokens with the query, {limit} fit: shorten it, or the query, or "
-                "use truncation=True",
+                f"{name} has {len(pair.token_ids)} tokens with the query, {limit} fit",
                 field=name,
                 num_tokens=len(pair.token_ids),
                 limit=limit,
+                advice="shorten it, or the query, or use truncation=True",
             )
         return cut
 

@@ -13,6 +13,7 @@ __all__ = ["bench"]
 
 @grouped
 def bench(
+    ctx: typer.Context,
     *,
     model: options.ModelArgument = None,
     model_id: options.ModelBeside = None,
@@ -37,7 +38,7 @@ def bench(
     from paged_sdk.cli.flags import only, reporting
     from paged_sdk.cli.loading import builder_of
 
-    with reporting(bench, output) as terminal:
+    with reporting(bench, output, ctx.params) as terminal:
         location = only({"MODEL": model, "--model-id": model_id})
         streams = bench_options.streams or (1, 4)
         machine = describe_machine()

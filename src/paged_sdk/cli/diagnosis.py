@@ -14,7 +14,7 @@ from paged_sdk import BlockingModel, MachineReport, MemoryPlan, Model, describe_
 from paged_sdk.cli.loading import AnyBuilder
 from paged_sdk.cli.terminal import Terminal
 
-__all__ = ["Diagnosis", "LoadedReport", "log_lines", "plan_lines"]
+__all__ = ["Diagnosis", "LoadedReport", "log_lines", "machine_lines"]
 
 
 @frozen(kw_only=True)

@@ -8,7 +8,7 @@ import typer
 from attrs import evolve
 
 from paged_sdk.cli import options
-from paged_sdk.cli.groups import Setting, given_options, grouped
+from paged_sdk.cli.groups import Setting, given_options, grouped, spellings_of_settings
 
 __all__ = ["doctor"]
 
@@ -31,6 +31,7 @@ CtxtLen = Annotated[
 
 @grouped
 def doctor(
+    ctx: typer.Context,
     *,
     model: Loaded = None,
     model_id: options.ModelBeside = None,
@@ -51,15 +52,16 @@ def doctor(
     from paged_sdk.cli.flags import exclusive, only, reporting
     from paged_sdk.cli.loading import builder_of, check_arch
 
-    with reporting(doctor, output) as terminal:
+    with reporting(doctor, output, ctx.params) as terminal:
         named = only({"MODEL": model, "--model-id": model_id, "--plan": plan})
         exclusive(
             {"--ctxt-len": ctxt_len, "--pa-context-len": paged.pa_context_len, "--pa-ctxt-len": paged.pa_ctxt_len}
         )
-        of_a_model = [flag for group in (model_options, paged, engine) for flag in given_options(group)]
-        of_a_model += [] if ctxt_len is None else ["--ctxt-len"]
+        of_a_model = [name for group in (model_options, paged, engine) for name in given_options(group)]
+        of_a_model += [] if ctxt_len is None else ["ctxt_len"]
         if named is None and of_a_model:
-            raise typer.BadParameter("it needs a model: name one as MODEL or with --plan", param_hint=of_a_model[0])
+            flag = spellings_of_settings(doctor)[of_a_model[0]]
+            raise typer.BadParameter("it needs a model: name one as MODEL or with --plan", param_hint=flag)
         if ctxt_len is not None:
             paged = evolve(paged, pa_context_len=ctxt_len)
         builder = None if named is None else builder_of(named, model_options, paged, engine, output)

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
-from paged_sdk import ConfigError
+from paged_sdk import ConfigError, ModelLoadError
 from paged_sdk.cli.groups import spellings_of_settings
 from paged_sdk.cli.options import OutputOptions
 from paged_sdk.cli.terminal import Terminal
 
-__all__ = ["exclusive", "only", "reporting"]
+__all__ = ["excluding", "exclusive", "only", "reporting"]
 
 
 @contextmanager
-def reporting(command: Callable[..., None], output: OutputOptions) -> Iterator[Terminal]:
+def reporting(
+    command: Callable[..., None], output: OutputOptions, given: Mapping[str, object] | None = None
+) -> Iterator[Terminal]:
     """Run a command's body with a terminal, and turn exceptions into an error line and an exit code.
 
     :param command: the command, by whose options errors are named
+    :param given: values of the options and arguments that may be paths to read from, by name; None: none may
     :raises typer.Exit: the command failed or was interrupted
     :raises typer.BadParameter: invalid value of an option
     """
     terminal = Terminal(quiet=output.quiet)
-    with terminal.reporting(verbose=output.verbose), _naming_options(command):
+    with terminal.reporting(verbose=output.verbose), _naming_options(command, given or {}):
         exclusive({"--verbose": output.verbose, "--quiet": output.quiet})
         yield terminal
 
 
 @contextmanager
-def _naming_options(command: Callable[..., None]) -> Iterator[None]:
-    """Translate errors of settings into errors of the options that set them.
+def _naming_options(command: Callable[..., None], given: Mapping[str, object]) -> Iterator[None]:
+    """Translate errors of settings, and of paths that do not exist, into errors of the options that set them.
 
-    :raises typer.BadParameter: instead of a ConfigError that concerns an option or argument
+    :raises typer.BadParameter: instead of a ConfigError or ModelLoadError that concerns an option or argument
     """
     try:
         yield
@@ -44,6 +49,27 @@ def _naming_options(command: Callable[..., None]) -> Iterator[None]:
         _, _, why = str(error).partition(" = ")
         # On a command line, None means to leave the option out.
         raise typer.BadParameter(why.removesuffix(" or None") or str(error), param_hint=spelling) from error
+    except ModelLoadError as error:
+        name = _with_missing_path(given, error.path)
+        if name is None:
+            raise
+        raise typer.BadParameter(str(error), param_hint=spellings_of_settings(command)[name]) from error
+
+
+def _with_missing_path(given: Mapping[str, object], path: str | Path | None) -> str | None:
+    """Return the name of the option whose value is this path, if the path does not exist.
+
+    :param path: the path that an error is about; a text is an id on the Hub
+    """
+    if not isinstance(path, Path) or os.path.lexists(path):
+        return None
+    for name, value in given.items():
+        for each in value if isinstance(value, list) else [value]:
+            # --adapter takes NAME=PATH.
+            texts = (str(each), str(each).partition("=")[2]) if isinstance(each, str | Path) else ()
+            if path in [Path(os.path.expanduser(text)) for text in texts]:
+                return name
+    return None
 
 
 def exclusive(flags: Mapping[str, object]) -> None:
@@ -55,6 +81,15 @@ def exclusive(flags: Mapping[str, object]) -> None:
     given = [flag for flag, value in flags.items() if value is not None and value is not False and value != ()]
     if len(given) > 1:
         raise typer.BadParameter(f"{' and '.join(given)} exclude each other")
+
+
+def excluding(flag: str, value: object, others: Mapping[str, object]) -> None:
+    """Check that none of the other flags was given, if this one was. Values are those of :func:`exclusive`.
+
+    :raises typer.BadParameter: naming both flags
+    """
+    for other, given in others.items():
+        exclusive({flag: value, other: given})
 
 
 def only(flags: Mapping[str, str | None]) -> str | None:

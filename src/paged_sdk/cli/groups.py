@@ -104,12 +104,10 @@ def replaced(group: _GroupT, values: Mapping[str, object]) -> _GroupT:
     return evolve(group, **{name: values[name] for name in names if name in values})  # type: ignore[misc]
 
 
-def given_options(group: object) -> Iterator[str]:
-    """Return the spellings of a group's options that differ from their defaults."""
-    hints = get_type_hints(type(group), include_extras=True)
-    for each in fields(type(group)):  # type: ignore[arg-type]  # it is an attrs class
-        if getattr(group, each.name) != each.default:
-            yield from (spellings(mark)[0] for mark in get_args(hints[each.name])[1:] if isinstance(mark, OptionInfo))
+def given_options(group: object) -> dict[str, Any]:
+    """Return those of a group's options that differ from their defaults, by name."""
+    values = ((each, getattr(group, each.name)) for each in fields(type(group)))  # type: ignore[arg-type]  # it is attrs
+    return {each.name: value for each, value in values if value != each.default}
 
 
 def apply_settings(builder: _BuilderT, group: object) -> _BuilderT:
@@ -128,8 +126,8 @@ def apply_settings(builder: _BuilderT, group: object) -> _BuilderT:
 
 
 def spellings_of_settings(command: Callable[..., None]) -> dict[str, str]:
-    """Map the names by which errors may refer to a setting to the spelling of its option or argument: the setting's
-    name, the builder's method, and the option itself.
+    """Map the names by which errors may refer to a setting to the spelling of its option or argument: its name in
+    Python, the setting's name, the builder's method, and the option itself.
     """
     found: dict[str, str] = {}
     for name, hint in get_type_hints(command, include_extras=True).items():
@@ -137,10 +135,8 @@ def spellings_of_settings(command: Callable[..., None]) -> dict[str, str]:
         info = next((mark for mark in marks if isinstance(mark, ParameterInfo)), None)
         if info is None:  # the command's context
             continue
-        spelling, names = name.upper(), set[str]()
-        if isinstance(info, OptionInfo):
-            spelling = spellings(info)[0]
-            names = {name, spelling}
+        spelling = spellings(info)[0] if isinstance(info, OptionInfo) else name.upper()
+        names = {name, spelling}
         for mark in marks:
             if isinstance(mark, Setting):
                 names.add(mark.name)

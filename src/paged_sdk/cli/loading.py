@@ -26,7 +26,7 @@ from paged_sdk import (
     VisionModelBuilder,
     embedded_model_path,
 )
-from paged_sdk.cli.flags import exclusive
+from paged_sdk.cli.flags import excluding, exclusive
 from paged_sdk.cli.groups import apply_settings
 from paged_sdk.cli.options import EngineOptions, ModelFormat, ModelOptions, PagedAttnMode, PagedOptions
 
@@ -133,8 +133,7 @@ def _model(location: str, options: ModelOptions, images_by: str | None) -> Build
     """Return a model's builder, with the settings that are not passed on unchanged (see :class:`BuilderSetting`)."""
     is_plain = options.format is ModelFormat.PLAIN
     exclusive({"--imatrix": options.imatrix, "--calibration-file": options.calibration_file})
-    exclusive({"--format plain": is_plain, "--quantized-file": options.quantized_file})
-    exclusive({"--format plain": is_plain, "--mmproj": options.mmproj})
+    excluding("--format plain", is_plain, {"--quantized-file": options.quantized_file, "--mmproj": options.mmproj})
     exclusive({"--cpu": options.cpu, "--device": options.device})
     if is_plain and os.path.isfile(os.path.expanduser(location)):
         raise typer.BadParameter(
@@ -185,9 +184,7 @@ def _paged(builder: Builder, options: PagedOptions) -> Builder:
     is_off = options.paged_attn is PagedAttnMode.OFF
     exclusive({"--paged-attn on": is_on, "--no-paged-attn": options.no_paged_attn})
     if is_off or options.no_paged_attn:
-        off = "--paged-attn off" if is_off else "--no-paged-attn"
-        for flag, value in settings.items():
-            exclusive({off: True, flag: value})
+        excluding("--paged-attn off" if is_off else "--no-paged-attn", True, settings)
         return builder.without_paged_attn()
     if is_on or any(value is not None for value in settings.values()):
         return builder.with_paged_attn(_meta(options))

@@ -113,19 +113,19 @@ def quantize(
 ) -> None:
     """Write a model as a quantized GGUF file, or as safetensors."""
     # Imported late, so that --help is fast.
-    from paged_sdk import Topology, write_gguf, write_mmproj, write_safetensors
-    from paged_sdk.cli.flags import exclusive, reporting
+    from paged_sdk import Topology, write_gguf, write_safetensors
+    from paged_sdk.cli.flags import excluding, reporting
 
-    with reporting(quantize, output) as terminal:
-        for flag, value in {
+    with reporting(quantize, output, {"source": source, "imatrix": imatrix}) as terminal:
+        of_gguf = {
             "--override": override,
             "--imatrix": imatrix,
             "--calibrate": calibrate,
             "--imatrix-out": imatrix_out,
             "--topology": topology,
             "--mmproj": mmproj,
-        }.items():
-            exclusive({"--safetensors": safetensors, flag: value})
+        }
+        excluding("--safetensors", safetensors, of_gguf)
         if mmproj_type is not None and mmproj is None:
             raise typer.BadParameter("it has no effect without --mmproj", param_hint="--mmproj-type")
         if safetensors:
@@ -135,7 +135,7 @@ def quantize(
             return
         overrides = [_override(each) for each in override or ()]
         if mmproj is not None:  # first: it fails within seconds, while writing the model takes minutes
-            beside = write_mmproj(source, mmproj, type=mmproj_type or "F16", show_progress=not output.quiet)
+            beside = _write_mmproj(source, mmproj, mmproj_type or "F16", show_progress=not output.quiet)
             terminal.note(f"{beside}: {beside.stat().st_size / 2**20:.0f} MiB")
         path = write_gguf(
             source,
@@ -149,6 +149,22 @@ def quantize(
             show_progress=not output.quiet,
         )
         terminal.note(f"{path}: {path.stat().st_size / 2**20:.0f} MiB")
+
+
+def _write_mmproj(source: str, mmproj: Path, mmproj_type: str, *, show_progress: bool) -> Path:
+    """Write the image encoder. Errors name the options, not the parameters of :func:`paged_sdk.write_mmproj`.
+
+    :raises PagedError: see there
+    """
+    from paged_sdk import ConfigError, write_mmproj
+
+    try:
+        return write_mmproj(source, mmproj, type=mmproj_type, show_progress=show_progress)
+    except ConfigError as error:
+        option = {"target": "mmproj", "type": "mmproj_type"}.get(error.setting)
+        if option is None:
+            raise
+        raise ConfigError.of(option, error.value, error.allowed) from error
 
 
 def _override(text: str) -> tuple[str, str]:

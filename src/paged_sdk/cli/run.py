@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typer
+
 from paged_sdk.cli import options
 from paged_sdk.cli.groups import grouped
 from paged_sdk.cli.text_options import PromptOptions, SamplingOptions
@@ -11,6 +13,7 @@ __all__ = ["run"]
 
 @grouped
 def run(
+    ctx: typer.Context,
     *,
     prompt: PromptOptions,
     model_id: options.ModelId = None,
@@ -32,7 +35,7 @@ def run(
     from paged_sdk.cli.loading import builder_of
     from paged_sdk.cli.talk import talk
 
-    with reporting(run, output) as terminal:
+    with reporting(run, output, ctx.params) as terminal:
         builder = builder_of(
             model_id,
             model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -93,34 +94,19 @@ def serve(
 ) -> None:
     """Serve models over HTTP, with OpenAI's and Anthropic's APIs."""
     # Imported late, so that --help is fast.
-    from paged_sdk.cli.flags import exclusive, reporting
+    from paged_sdk.cli.flags import reporting
     from paged_sdk.cli.loading import with_excluded
     from paged_sdk.cli.service_file import ServiceFile
     from paged_sdk.cli.serving import ServedModel, keep_serving
 
-    with reporting(serve, output) as terminal:
-        if len(server.api_key) != 1 and _is_from_environment(ctx, "api_key"):
-            # typer splits the variable of a repeatable option at spaces, into several values.
-            raise typer.BadParameter("expected a key of printable ASCII without spaces", param_hint="PAGED_SDK_API_KEY")
+    with reporting(serve, output, ctx.params) as terminal:
+        _check_key(ctx, server)
         file = ServiceFile() if config is None else ServiceFile.read(config)
         given = with_excluded([name for name in ctx.params if _is_given(ctx, name)])
         entries = file.without(given).of_models(model_id or ())
-        if len(entries) > 1:
-            for flag, value in {
-                "--quantized-file": model.quantized_file,
-                "--mmproj": model.mmproj,
-                "--tok-model-id": model.tok_model_id,
-                "--arch": model.arch,
-                "--adapter": adapter,
-                "--draft-model": engine.draft_model,
-                "--ranking-tokens": ranking_tokens,
-            }.items():
-                exclusive({"several models": True, flag: value})
+        others = {"--draft-model": engine.draft_model, "--adapter": adapter, "--ranking-tokens": ranking_tokens}
+        _check_number(len(entries), server, model, others)
         names = server.served_model_name
-        if names and len(names) != len(entries):
-            raise typer.BadParameter(
-                f"expected a name for each of {len(entries)} models", param_hint="--served-model-name"
-            )
         answers = () if ranking_tokens is None else ranking_tokens.split(",", 1)
         models = [
             ServedModel.of(
@@ -155,9 +141,36 @@ def serve(
         )
 
 
-def _is_from_environment(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "ENVIRONMENT"
+def _check_key(ctx: typer.Context, server: ServerOptions) -> None:
+    """Check that a key in the environment is one: typer splits the variable of a repeatable option at spaces.
+
+    :raises typer.BadParameter: it is none, or several
+    """
+    source = ctx.get_parameter_source("api_key")
+    if len(server.api_key) != 1 and source is not None and source.name == "ENVIRONMENT":
+        raise typer.BadParameter("expected a key of printable ASCII without spaces", param_hint="PAGED_SDK_API_KEY")
+
+
+def _check_number(
+    models: int, server: ServerOptions, model: options.ModelOptions, others: Mapping[str, object]
+) -> None:
+    """Check that options fit the number of models.
+
+    :param others: values of further options that cannot apply to several models, by spelling
+    :raises typer.BadParameter: they do not
+    """
+    from paged_sdk.cli.flags import excluding
+
+    of_one_model = {
+        "--quantized-file": model.quantized_file,
+        "--mmproj": model.mmproj,
+        "--tok-model-id": model.tok_model_id,
+        "--arch": model.arch,
+        **others,
+    }
+    excluding("several models", models > 1, of_one_model)
+    if server.served_model_name and len(server.served_model_name) != models:
+        raise typer.BadParameter(f"expected a name for each of {models} models", param_hint="--served-model-name")
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

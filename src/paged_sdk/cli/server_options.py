@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -19,10 +20,10 @@ def folder(name: str) -> Path:
     """Return the path of a directory. An empty name, as of an unset shell variable, is refused: ``Path`` would take it
     for the working directory, and clients could load what is there.
 
-    :raises typer.BadParameter: the name is empty
+    :raises typer.BadParameter: the name is empty, or that of no directory
     """
-    if not name:
-        raise typer.BadParameter("expected the name of a directory, not ''", param_hint="--adapter-folder")
+    if not os.path.isdir(name):
+        raise typer.BadParameter(f"expected the name of a directory, not {name!r}", param_hint="--adapter-folder")
     return Path(name)
 
 

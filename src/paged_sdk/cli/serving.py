@@ -6,9 +6,10 @@ import asyncio
 import errno
 import logging
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, closing
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import typer
 from attrs import Attribute, field, frozen
@@ -21,6 +22,9 @@ from paged_sdk.cli.options import EngineOptions, ModelOptions, OutputOptions, Pa
 from paged_sdk.cli.server_options import ServerOptions
 from paged_sdk.cli.service_file import ModelEntry
 from paged_sdk.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from paged_sdk.server import ServerSettings
 
 __all__ = ["ServedModel", "keep_serving"]
 
@@ -145,9 +149,9 @@ def keep_serving(
     :raises PagedError: a model cannot be loaded
     """
     try:
-        from paged_sdk.server import ServerSettings, create_app, log_as_json
+        from paged_sdk.server import log_as_json
         from paged_sdk.server.errors import LOGGER_NAME
-        from paged_sdk.server.running import allow_connections, is_loopback, listen, run
+        from paged_sdk.server.running import allow_connections
     except ImportError as error:
         raise ConfigError(f"the server needs {error.name}: pip install 'paged-sdk[server]'", setting="serve") from None
 
@@ -157,6 +161,26 @@ def keep_serving(
     first = models[0]
     if first.builder.build().rank > 0:  # only rank 0 serves requests; loading on another rank runs until rank 0 ends
         asyncio.run(first.open(terminal))
+    checked, listener = _listening(host, port, settings, terminal)
+    allow_connections()
+    with closing(listener):
+        cut_off = asyncio.run(_serve(models, checked, listener, terminal, host=host, log_json=log_json))
+    if cut_off:
+        terminal.error(f"{cut_off} requests were cut off")
+        raise typer.Exit(FAILED)
+
+
+def _listening(
+    host: str, port: int, settings: Mapping[str, Any], terminal: Terminal
+) -> tuple[ServerSettings, socket.socket]:
+    """Return the checked settings, and a socket that listens.
+
+    :raises typer.BadParameter: a host that other machines can reach, without an API key
+    :raises typer.Exit: the server cannot listen
+    """
+    from paged_sdk.server import ServerSettings
+    from paged_sdk.server.running import is_loopback, listen
+
     try:
         is_local = is_loopback(host)
         if not is_local and not settings["api_keys"]:
@@ -165,42 +189,47 @@ def keep_serving(
             )
         # Protects a server without API keys against DNS rebinding by web pages.
         hosts = (*LOCAL_NAMES, host.lower()) if is_local and not settings["api_keys"] else ()
-        checked = ServerSettings(allowed_hosts=hosts, **settings)
-        listener = listen(host, port)
+        return ServerSettings(allowed_hosts=hosts, **settings), listen(host, port)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         advice = " (choose another with --port; 0: any free one)" if error.errno == errno.EADDRINUSE else ""
         terminal.error(f"cannot listen at {host}:{port}: {why}{advice}")
         raise typer.Exit(CANNOT_LISTEN) from None
 
-    allow_connections()
 
-    async def main() -> int:
-        async with AsyncExitStack() as stack:
-            served: dict[str, Model] = {}
-            for each in models:
-                name, model = await each.open(terminal)
-                await stack.enter_async_context(model)
-                _check_names(served, name, model)
-                served[name] = model
-            shown = f"[{host}]" if ":" in host else host
-            url = f"http://{shown}:{listener.getsockname()[1]}"
+async def _serve(
+    models: Sequence[ServedModel],
+    settings: ServerSettings,
+    listener: socket.socket,
+    terminal: Terminal,
+    *,
+    host: str,
+    log_json: bool,
+) -> int:
+    """Load models and serve them; return how many requests were cut off."""
+    from paged_sdk.server import create_app
+    from paged_sdk.server.errors import LOGGER_NAME
+    from paged_sdk.server.running import run
 
-            def say_where() -> None:
-                chat = f" with a chat page at {url}/" if checked.page else ""
-                if log_json:
-                    fields = {"url": url, "models": list(served)}
-                    logging.getLogger(LOGGER_NAME).info("serving", extra={"fields": fields})
-                else:
-                    terminal.reply(f"{', '.join(served)} at {url}/v1{chat} (Ctrl-C ends it)")
+    async with AsyncExitStack() as stack:
+        served: dict[str, Model] = {}
+        for each in models:
+            name, model = await each.open(terminal)
+            await stack.enter_async_context(model)
+            _check_names(served, name, model)
+            served[name] = model
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{listener.getsockname()[1]}"
 
-            return await run(create_app(served, checked), listener, say_where)
+        def say_where() -> None:
+            if log_json:
+                fields = {"url": url, "models": list(served)}
+                logging.getLogger(LOGGER_NAME).info("serving", extra={"fields": fields})
+            else:
+                chat = f" with a chat page at {url}/" if settings.page else ""
+                terminal.reply(f"{', '.join(served)} at {url}/v1{chat} (Ctrl-C ends it)")
 
-    with closing(listener):
-        cut_off = asyncio.run(main())
-    if cut_off:
-        terminal.error(f"{cut_off} requests were cut off")
-        raise typer.Exit(FAILED)
+        return await run(create_app(served, settings), listener, say_where)
 
 
 def _check_names(served: Mapping[str, Model], name: str, model: Model) -> None:

@@ -11,7 +11,7 @@ import typer
 from paged_sdk import BlockingModel, Constraint, ConstraintError, SamplingParams
 from paged_sdk.cli.answer import RequestSettings, empty_conversation, show_answer, with_user_turn
 from paged_sdk.cli.chat import Chat
-from paged_sdk.cli.flags import exclusive
+from paged_sdk.cli.flags import excluding
 from paged_sdk.cli.loading import AnyBuilder, check_arch
 from paged_sdk.cli.terminal import Terminal
 from paged_sdk.cli.text_options import PromptOptions
@@ -80,9 +80,8 @@ def _prompt(options: PromptOptions) -> str | None:
 
     :raises typer.BadParameter: no prompt, or options that contradict each other
     """
-    exclusive({"--raw": options.raw, "--interactive": options.interactive})
-    exclusive({"--raw": options.raw, "--system": options.system})
-    exclusive({"--raw": options.raw, "--image": options.image})
+    of_chats = {"--interactive": options.interactive, "--system": options.system, "--image": options.image}
+    excluding("--raw", options.raw, of_chats)
     if options.prompt is not None or options.interactive:
         return options.prompt
     try:

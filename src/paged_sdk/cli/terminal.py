@@ -16,7 +16,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from paged_sdk import ContextLengthError, PagedError, Usage
-from paged_sdk.cli.exit_codes import FAILED, INTERRUPTED
+from paged_sdk.cli.exit_codes import FAILED, INTERRUPTED, INVALID
 
 __all__ = ["Progress", "Terminal", "told", "usage_line"]
 
@@ -147,9 +147,16 @@ class Terminal:
         """Turn exceptions into an error line and an exit code.
 
         :param verbose: whether to show tracebacks
+        :raises typer.Exit: instead of a PagedError or a KeyboardInterrupt
+        :raises typer.BadParameter: as it is, unless output goes to a logger
         """
         try:
             yield
+        except typer.BadParameter as error:
+            if self._log is None:
+                raise
+            self.error(error.format_message(), cause=error.__cause__ if verbose else None)
+            raise typer.Exit(INVALID) from None
         except PagedError as error:
             self.error(told(error), cause=error if verbose else None)
             raise typer.Exit(FAILED) from None
@@ -174,12 +181,8 @@ class Progress:
 
 
 def told(error: PagedError) -> str:
-    """Return what to tell of an error. Of a prompt that is too long, the advice for programs is left out."""
-    text = str(error)
-    if not isinstance(error, ContextLengthError):
-        return text
-    problem, advice, _ = text.partition(": shorten it")
-    return problem + advice
+    """Return what to tell of an error. Of a prompt that is too long, what programs can do about it is left out."""
+    return f"{error.problem}: shorten it" if isinstance(error, ContextLengthError) else str(error)
 
 
 def usage_line(usage: Usage) -> str:

@@ -13,6 +13,7 @@ __all__ = ["tune"]
 
 @grouped
 def tune(
+    ctx: typer.Context,
     *,
     model: options.ModelArgument = None,
     model_id: options.ModelBeside = None,
@@ -32,7 +33,7 @@ def tune(
     from paged_sdk.cli.service_file import write_service_file
     from paged_sdk.cli.tuning import Tuner
 
-    with reporting(tune, output) as terminal:
+    with reporting(tune, output, ctx.params) as terminal:
         location = only({"MODEL": model, "--model-id": model_id})
         exclusive({"--try": tune_options.types, "--isq": model_options.isq})
         file = tune_options.emit_config

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import typer
-from attrs import evolve, fields_dict
+from attrs import evolve
 
 from paged_sdk import (
     ConfigError,
@@ -18,6 +18,7 @@ from paged_sdk import (
     describe_machine,
     plan_memory,
 )
+from paged_sdk.cli.groups import given_options
 from paged_sdk.cli.loading import AnyBuilder, builder_of, check_arch
 from paged_sdk.cli.measuring import Speedometer, perplexity_of_sample
 from paged_sdk.cli.options import EngineOptions, ModelOptions, OutputOptions, PagedOptions
@@ -103,19 +104,14 @@ class Tuner:
             *self._about_memory(model, context_len),
             Suggestion(name="max_seqs", value=options.streams, why="as many as the KV cache has room for; others wait"),
         ]
-        given = {} if self._location is None else {"model_id": self._location}
-        defaults = ModelOptions()
-        for name in fields_dict(ModelOptions):
-            value = getattr(self._given, name)
-            if value != getattr(defaults, name):
-                given[name] = value
+        location = {} if self._location is None else {"model_id": self._location}
         return Tuning(
             model=plan.model,
             architecture=plan.architecture,
             machine=self._machine,
             streams=options.streams,
             context_len=context_len,
-            given=given,
+            given=location | given_options(self._given),
             types=tuple(types),
             refused=self._refused,
             threads=tuple(by_threads),

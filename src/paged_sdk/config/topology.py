@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
@@ -145,7 +146,7 @@ class Topology:
             between slashes
         :raises ConfigError: the file cannot be read, or has other content
         """
-        file = Path(path_text("topology", path, "a path"))
+        file = Path(os.path.expanduser(path_text("topology", path, "a path")))
         try:
             text = read_text(file)
         except CheckpointError as error:

@@ -14,7 +14,7 @@ from paged_sdk.runner.late_results import LateResults
 from paged_sdk.runner.step_states import StepStates
 from paged_sdk.sampling.device_logprobs import LogprobRows
 from paged_sdk.sampling.failures import not_finite
-from paged_sdk.sampling.logprobs import LogprobTable
+from paged_sdk.sampling.logprobs import MakeLogprobTable
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 
 __all__ = ["LOGITS_TILE", "add_prompt_logprobs"]
@@ -23,11 +23,12 @@ LOGITS_TILE: Final = 64
 """Number of prompt tokens whose logits are computed at a time: 150,000 float32 logits take 0.6 MB per token."""
 
 
-def add_prompt_logprobs(late: LateResults, states: StepStates) -> None:
+def add_prompt_logprobs(late: LateResults, states: StepStates, make_table: MakeLogprobTable) -> None:
     """Compute the requested logprobs of prompt tokens, each from the logits of the token before it. A row whose logits
     are not finite fails alone.
 
     :param late: receives them as ``prompt_logprobs``
+    :param make_table: computes those that are waited for
     """
     for index, row in enumerate(late.scheduled):
         sequence, top_n = row.sequence, row.sequence.request.sampling.prompt_logprobs
@@ -41,13 +42,18 @@ def add_prompt_logprobs(late: LateResults, states: StepStates) -> None:
 
         with late.guard(index):
             if late.waits:
-                late.output.prompt_logprobs[index] = _look_up(late, index, logits, token_ids, top_n)
+                late.output.prompt_logprobs[index] = _look_up(late, index, logits, token_ids, top_n, make_table)
             else:
                 late.add(index, _launch(late, index, logits, token_ids, top_n))
 
 
 def _look_up(
-    late: LateResults, index: int, logits: Callable[[range], Tensor], token_ids: Sequence[int], top_n: int
+    late: LateResults,
+    index: int,
+    logits: Callable[[range], Tensor],
+    token_ids: Sequence[int],
+    top_n: int,
+    make_table: MakeLogprobTable,
 ) -> list[RawLogprobs]:
     """Compute the logprobs of one row's tokens, and wait for them.
 
@@ -59,7 +65,8 @@ def _look_up(
         of_tile = logits(tile)
         if not of_tile.amax(-1).isfinite().all():  # the maximum is NaN or Inf if any value is
             raise not_finite(late.scheduled[index].sequence.request)
-        entries += LogprobTable(of_tile, top_n).entries(range(len(tile)), token_ids[tile.start : tile.stop])
+        table = make_table(of_tile, top_n, logits_stay=True)
+        entries += table.entries(range(len(tile)), token_ids[tile.start : tile.stop])
     return entries
 
 

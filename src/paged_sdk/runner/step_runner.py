@@ -142,7 +142,7 @@ class StepRunner:
         states, recorded = self._forward(rows, way, scheduled, inserted, result)
         if host is None:
             host = HostRows.prepare(self.sampler, scheduled, on_host)
-        add_prompt_logprobs(late, states)
+        add_prompt_logprobs(late, states, self.sampler.make_logprob_table)
         self.reader.read(late, states)
         check_chunks(late, states)
         if not targets:

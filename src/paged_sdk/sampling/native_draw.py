@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ class NativeTokenDraw:
 
     :param library: the loaded library
     """
+
+    keeps_logits: Final = True
 
     def __init__(self, library: NativeLibrary) -> None:
         self._draw = NativeDraw(library)

@@ -18,7 +18,7 @@ from paged_sdk.guard import RequestGuard
 from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.failures import all_banned, not_finite
-from paged_sdk.sampling.logprobs import LogprobTable
+from paged_sdk.sampling.logprobs import LogprobTable, MakeLogprobTable, make_logprob_tables
 from paged_sdk.sampling.processor import Processor
 from paged_sdk.sampling.proposals import Proposals
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
@@ -56,10 +56,8 @@ class PreparedRows:
 
     @property
     def is_bare(self) -> bool:
-        """Tell whether a draw from the raw logits is enough for every row, without logprobs."""
-        if self.failed or any(self.changes):
-            return False
-        return all(row.request.sampling.top_n_logprobs is None for row in self.rows)
+        """Tell whether a draw from the raw logits is enough for every row."""
+        return not (self.failed or any(self.changes))
 
     def needing_logits(self) -> PreparedRows:
         """Select the rows that need logits."""
@@ -119,6 +117,7 @@ class Sampler:
     :param vocab_size: columns of the logits
     :param device: the device of the logits
     :param processors: the processors, in the order in which they apply
+    :ivar make_logprob_table: computes logprobs of raw logits
     """
 
     def __init__(self, vocab_size: int, device: torch.device, processors: Sequence[Processor[Any]]) -> None:
@@ -127,6 +126,7 @@ class Sampler:
         self._processors = processors
         self._states: dict[int, TextState] = {}
         self._token_draw = make_token_draw(device)
+        self.make_logprob_table: MakeLogprobTable = make_logprob_tables(device)
 
     def prepare(self, rows: Sequence[SampleRow]) -> PreparedRows:
         """Do all work that needs no logits, so that it overlaps with a device computing them."""
@@ -174,9 +174,11 @@ class Sampler:
             if prepared.is_plain:
                 return take_likeliest(draw_greedy(logits).tolist(), rows)
             if prepared.is_bare:
-                return _take_drawn(self._token_draw.draw(logits, rows, range(len(rows)), {}), rows)
+                tables = self._logprob_tables(logits, rows, logits_stay=self._token_draw.keeps_logits)
+                drawn = self._token_draw.draw(logits, rows, range(len(rows)), {})
+                return _take_drawn(drawn, rows, _raw_logprobs(tables, drawn))
             failed: dict[int, PagedError] = {**prepared.failed, **_zero_bad_rows(logits, rows)}
-            tables = _logprob_tables(logits, rows)
+            tables = self._logprob_tables(logits, rows, logits_stay=False)
             taken: Mapping[int, list[int]] = {}
             proposed: Mapping[int, npt.NDArray[np.int64]] = {}
             for processor, changes in zip(self._processors, prepared.changes, strict=True):
@@ -218,6 +220,19 @@ class Sampler:
         for seq_id in seq_ids:
             self._states.pop(seq_id, None)
         self._token_draw.forget(seq_ids)
+
+    def _logprob_tables(
+        self, logits: Tensor, rows: Sequence[SampleRow], *, logits_stay: bool
+    ) -> list[tuple[LogprobTable, list[int]]]:
+        """Make one table for each ``top_n_logprobs`` among the rows, with its rows."""
+        wanted: defaultdict[int, list[int]] = defaultdict(list)
+        for index, row in enumerate(rows):
+            if row.request.sampling.top_n_logprobs is not None:
+                wanted[row.request.sampling.top_n_logprobs].append(index)
+        return [
+            (self.make_logprob_table(select_rows(logits, indices), top_n, logits_stay=logits_stay), indices)
+            for top_n, indices in wanted.items()
+        ]
 
     def _state(self, row: SampleRow) -> TextState:
         """Return the state of a row's sequence, made if it is new."""
@@ -285,12 +300,14 @@ def take_likeliest(likeliest: Sequence[int], rows: Sequence[SampleRow]) -> Sampl
     return SampledRows(tokens, [None] * len(rows), failed)
 
 
-def _take_drawn(drawn: list[list[int]], rows: Sequence[SampleRow]) -> SampledRows:
+def _take_drawn(
+    drawn: list[list[int]], rows: Sequence[SampleRow], logprobs: list[list[RawLogprobs] | None]
+) -> SampledRows:
     """Take what was drawn from raw logits; a row without tokens, whose logits are not finite, fails."""
     failed: dict[int, PagedError] = {
         index: not_finite(row.request) for index, row in enumerate(rows) if not drawn[index]
     }
-    return SampledRows(drawn, [None] * len(rows), failed)
+    return SampledRows(drawn, logprobs, failed)
 
 
 def _zero_bad_rows(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, PagedError]:
@@ -299,15 +316,6 @@ def _zero_bad_rows(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, Paged
     if len(bad):
         logits[torch.from_numpy(bad).to(logits.device)] = 0
     return {index: not_finite(rows[index].request) for index in bad.tolist()}
-
-
-def _logprob_tables(logits: Tensor, rows: Sequence[SampleRow]) -> list[tuple[LogprobTable, list[int]]]:
-    """Make one table for each ``top_n_logprobs`` among the rows, with its rows."""
-    wanted: defaultdict[int, list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        if row.request.sampling.top_n_logprobs is not None:
-            wanted[row.request.sampling.top_n_logprobs].append(index)
-    return [(LogprobTable(select_rows(logits, indices), top_n), indices) for top_n, indices in wanted.items()]
 
 
 def _raw_logprobs(

@@ -26,12 +26,17 @@ class TokenDraw(Protocol):
     Tokens depend on their own row alone, and are the same in every implementation, but for the rounding of sums.
     """
 
+    @property
+    def keeps_logits(self) -> bool:
+        """Tell whether no logits are overwritten."""
+        ...
+
     def draw(
         self, logits: Tensor, rows: Sequence[SampleRow], wanted: Sequence[int], proposed: Mapping[int, Ids]
     ) -> list[list[int]]:
         """Draw the tokens of some rows.
 
-        :param logits: float32 ``[len(rows), vocab_size]``; may be overwritten
+        :param logits: float32 ``[len(rows), vocab_size]``; may be overwritten, unless :attr:`keeps_logits`
         :param wanted: indices of rows, ascending
         :param proposed: for some of these, what :meth:`propose` returned: of each sample's proposals the first that
             truncation keeps is taken, and only if there is none, a token is drawn

@@ -35,6 +35,8 @@ _NUMBERS_AT_ONCE: Final = 1 << 19
 class TorchTokenDraw:
     """Implements :class:`~paged_sdk.sampling.token_draw.TokenDraw` where the native kernels cannot."""
 
+    keeps_logits: Final = False
+
     def draw(
         self, logits: Tensor, rows: Sequence[SampleRow], wanted: Sequence[int], proposed: Mapping[int, Ids]
     ) -> list[list[int]]:

@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paged_sdk import Model, ModelStats, PagedError, Usage
+from paged_sdk import Model, ModelStats, Usage
 from paged_sdk.server.drain import Drain
-from paged_sdk.server.served_models import ServedModels
+from paged_sdk.server.served_models import ServedModels, is_running
 
 __all__ = ["Metrics"]
 
@@ -117,7 +117,7 @@ class _ModelFigures(Collector):
         labels = ["model", "replica"]
         up = GaugeMetricFamily("paged_sdk_replica_up", "1: the replica runs; 0: it has died or hung.", labels=labels)
         for of, replica in replicas.items():
-            up.add_metric(of, float(_runs(replica)))
+            up.add_metric(of, float(is_running(replica)))
         yield up
         for kind, named in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
             for field, description in named.items():
@@ -143,14 +143,6 @@ class _Numbers:
                 self._given[each] = self._next
                 self._next += 1
         return {self._given[each]: each for each in replicas} if self._next > 1 else {}
-
-
-def _runs(model: Model) -> bool:
-    try:
-        model.check()
-    except PagedError:
-        return False
-    return True
 
 
 def _filled(

@@ -13,7 +13,7 @@ from paged_sdk import ConfigError, Model, PagedError
 from paged_sdk.wire.models import ModelCard
 from paged_sdk.wire.problem import Problem, ProblemError
 
-__all__ = ["ModelSource", "Served", "ServedModels"]
+__all__ = ["ModelSource", "Served", "ServedModels", "is_running"]
 
 LOADING_SECONDS: Final = 5
 """``Retry-After`` for a model that is loading, which takes seconds or minutes."""
@@ -71,13 +71,7 @@ class ServedModels:
 
     def failed(self) -> list[str]:
         """Return the names of models whose engine has stopped."""
-        names = []
-        for name, model in self._models.items():
-            try:
-                model.check()
-            except PagedError:
-                names.append(name)
-        return names
+        return [name for name, model in self._models.items() if not is_running(model)]
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -142,3 +136,12 @@ class ServedModels:
                 param=param,
             )
         )
+
+
+def is_running(model: Model) -> bool:
+    """Tell whether a model's engine runs: it has neither stopped nor been closed."""
+    try:
+        model.check()
+    except PagedError:
+        return False
+    return True

@@ -108,7 +108,7 @@ def resolve_beside(model: str, name: str, *, revision: str | None = None, token:
     else:
         beside = _Repository(location, revision, token).download([glob.escape(name)], ()) / name
     if not os.path.isfile(beside):
-        raise ModelLoadError(f"{name!r} is neither a path of a file nor a file of {model}", path=beside)
+        raise ModelLoadError(f"{name!r} is neither a path of a file nor a file of {model}", path=path)
     return beside
 
 

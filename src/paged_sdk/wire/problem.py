@@ -91,9 +91,9 @@ def problem_of(error: Exception) -> Problem:
         case ContextLengthError():
             return _too_long(error)
         case InvalidRequestError():
-            return _of_field(error, error.field, advice=error.advice)
+            return _of_field(error.problem, error.field)
         case ConfigError():
-            return _of_field(error, error.setting)
+            return _of_field(str(error), error.setting)
         case ConstraintError():
             return Problem(status=400, message=str(error), param=CONSTRAINT_NAMES.get(error.kind, "response_format"))
         case AdapterError():
@@ -201,16 +201,12 @@ def _too_long(error: ContextLengthError) -> Problem:
     return Problem(status=400, message=message, code="context_length_exceeded", param=field)
 
 
-def _of_field(error: Exception, name: str, *, advice: str = "") -> Problem:
-    """Return the problem of a setting, with the name of its field in the body.
-
-    :param advice: the end of the error's message, which is left out: it is for the application
-    """
+def _of_field(message: str, name: str) -> Problem:
+    """Return the problem of a setting, with the name of its field in the body."""
     own = name.rpartition(".")[2] if name.startswith(("SamplingParams.", "DryParams.")) else name
     own, bracket, place = own.partition("[")  # of texts[17]
     wire_name = f"dry_{own}" if own in OF_DRY and name.startswith("DryParams.") else WIRE_NAMES.get(own, own)
     wire_name += bracket + place
-    message = str(error).removesuffix(f": {advice}") if advice else str(error)
     if name and message.startswith(name):
         message = wire_name + message[len(name) :]
     return Problem(status=400, message=message, param=wire_name or None)

@@ -26,7 +26,7 @@ from paged_sdk.kernels.native.structures_attention import Attention
 from paged_sdk.kernels.native.structures_packing import DecodeGrouped, Dense, Grouped, Quantize, QuantizeGroups
 from paged_sdk.kernels.native.structures_recurrent import GatedDelta, Mamba2, ShortConv
 from paged_sdk.kernels.native.structures_routing import Route
-from paged_sdk.kernels.native.structures_sampling import Argmax, Draw
+from paged_sdk.kernels.native.structures_sampling import Argmax, Draw, Logprobs
 from paged_sdk.logs import get_logger
 from paged_sdk.system.processors import usable_processors
 
@@ -134,6 +134,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_norm.argtypes = (c_int32, POINTER(Norm))
     functions.paged_argmax.argtypes = (c_int32, POINTER(Argmax))
     functions.paged_draw.argtypes = (c_int32, POINTER(Draw))
+    functions.paged_logprobs.argtypes = (c_int32, POINTER(Logprobs))
     functions.paged_short_conv.argtypes = (c_int32, POINTER(ShortConv))
     functions.paged_gated_delta.argtypes = (c_int32, POINTER(GatedDelta))
     functions.paged_mamba2.argtypes = (c_int32, POINTER(Mamba2))

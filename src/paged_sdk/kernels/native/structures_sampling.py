@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["DRAW_SETTINGS", "Argmax", "Draw"]
+__all__ = ["DRAW_SETTINGS", "Argmax", "Draw", "Logprobs"]
 
 DRAW_SETTINGS: Final = np.dtype(
     [("stream", "i8"), ("temperature", "f8"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8")]
@@ -45,5 +45,25 @@ class Draw(Structure):
         ("num_rows", c_int32),
         ("vocab_size", c_int32),
         ("num_proposed", c_int32),
+        ("num_threads", c_int32),
+    )
+
+
+class Logprobs(Structure):
+    """Mirrors ``paged_logprobs_args``: the arguments of computing logprobs."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("chosen_rows", c_void_p),
+        ("chosen_tokens", c_void_p),
+        ("chosen_logprobs", c_void_p),
+        ("top_tokens", c_void_p),
+        ("top_logprobs", c_void_p),
+        ("workspace", c_void_p),
+        ("stride", c_int64),
+        ("num_chosen", c_int64),
+        ("num_rows", c_int32),
+        ("vocab_size", c_int32),
+        ("top_n", c_int32),
         ("num_threads", c_int32),
     )

@@ -50,4 +50,23 @@ struct paged_draw_args {
   int32_t num_threads;
 };
 
+// Computes logprobs: logit - log(sum of e^logit) over a row. `top_tokens` are the row's likeliest tokens in the order of
+// falling logits, equal ones in that of their ids. A row with NaN, or whose largest logit is not finite, has NaN for
+// every logprob, and its likeliest tokens are 0 ... top_n - 1.
+struct paged_logprobs_args {
+  const float* logits;           // [num_rows, vocab_size]
+  const int64_t* chosen_rows;    // [num_chosen], below num_rows
+  const int64_t* chosen_tokens;  // [num_chosen], below vocab_size
+  double* chosen_logprobs;       // [num_chosen]
+  int64_t* top_tokens;           // [num_rows, top_n]
+  double* top_logprobs;          // [num_rows, top_n]
+  paged_workspace* workspace;
+  int64_t stride;  // of the logits
+  int64_t num_chosen;
+  int32_t num_rows;
+  int32_t vocab_size;
+  int32_t top_n;  // at most vocab_size
+  int32_t num_threads;
+};
+
 }  // extern "C"

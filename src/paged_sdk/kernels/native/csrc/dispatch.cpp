@@ -210,6 +210,10 @@ PAGED_EXPORT int32_t paged_draw(int32_t level, const paged_draw_args* args) {
   return paged::level_at(level).kernels->draw(*args);
 }
 
+PAGED_EXPORT int32_t paged_logprobs(int32_t level, const paged_logprobs_args* args) {
+  return paged::level_at(level).kernels->logprobs(*args);
+}
+
 // Returns 0.
 PAGED_EXPORT int32_t paged_short_conv(int32_t level, const paged_short_conv_args* args) {
   return paged::level_at(level).kernels->short_conv(*args);

@@ -1,7 +1,7 @@
 // Draws tokens from a row of logits by temperature, top-k, top-p and min-p, without sorting the row (paged_draw_args).
 //
-// The row is read in groups, whose largest logits and weights are kept: a group is read again only if tokens of it can
-// be drawn. With top-k or top-p, the tokens that may be kept are collected, and their order is only established where a
+// The row is read in groups (row_groups.h), whose weights are kept too: a group is read again only if tokens of it can be
+// drawn. With top-k or top-p, the tokens that may be kept are collected, and their order is only established where a
 // draw needs it, by halving.
 #pragma once
 
@@ -12,12 +12,11 @@
 #include "abi_sampling.h"
 #include "argmax.h"
 #include "functions.h"
+#include "row_groups.h"
 #include "workspace.h"
 
 namespace paged {
 namespace {
-
-constexpr int kDrawGroup = 128;
 
 // A token that may be kept. The type is local, and so are the sorts of it: those of different instruction sets must not
 // become one.
@@ -25,12 +24,6 @@ struct Candidate {
   float logit;
   float weight;
   int32_t token;
-};
-
-struct IsLikelier {
-  bool operator()(const Candidate& a, const Candidate& b) const {
-    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
-  }
 };
 
 // Returns the number in [0, 1) at a position in a stream, with 53 bits.
@@ -47,10 +40,10 @@ struct DrawScratch {
   float* masses;  // sums of the weights of each group
   Candidate* candidates;
 
-  static int num_groups(int vocab_size) { return (vocab_size + kDrawGroup - 1) / kDrawGroup; }
   static DrawScratch at(Arena& arena, int vocab_size) {
     DrawScratch out{};
-    for (float** each : {&out.maxima, &out.sorted, &out.masses}) *each = arena.take<float>(num_groups(vocab_size));
+    for (float** each : {&out.maxima, &out.sorted, &out.masses})
+      *each = arena.take<float>(RowGroups::count_of(vocab_size));
     out.candidates = arena.take<Candidate>(static_cast<size_t>(vocab_size));
     return out;
   }
@@ -65,9 +58,9 @@ struct DrawScratch {
 class RowDistribution {
  public:
   RowDistribution(const float* row, int vocab_size, const paged_draw_settings& settings, const DrawScratch& scratch)
-      : row_(row), vocab_size_(vocab_size), groups_(DrawScratch::num_groups(vocab_size)), settings_(settings),
+      : row_(row), vocab_size_(vocab_size), groups_(row, vocab_size, scratch.maxima), settings_(settings),
         scratch_(scratch) {
-    largest_ = find_maxima();
+    largest_ = groups_.find_maxima();
     // Finite, so that a difference of 0 stays 0.
     rate_ = static_cast<float>(std::min(kLog2E / settings.temperature, double{std::numeric_limits<float>::max()}));
     if (!is_good()) return;
@@ -88,14 +81,6 @@ class RowDistribution {
   }
 
  private:
-  // Loads 16 logits; beyond the row's end they are -inf.
-  Floats load(int first) const {
-    if (first + 16 <= vocab_size_) return load_floats(row_ + first);
-    alignas(64) float values[16];
-    for (int i = 0; i < 16; ++i)
-      values[i] = first + i < vocab_size_ ? row_[first + i] : -std::numeric_limits<float>::infinity();
-    return load_floats(values);
-  }
   Floats weights_of(Floats logits) const {
     return exponential2(mul(sub(logits, broadcast(largest_)), broadcast(rate_)));
   }
@@ -108,34 +93,15 @@ class RowDistribution {
   float least_weight() const {
     return std::max(0.0f, std::nextafter(static_cast<float>(settings_.min_p), -1.0f));
   }
-  int end_of(int group) const { return std::min((group + 1) * kDrawGroup, vocab_size_); }
-
-  // Returns the largest logit, or +inf if the row has NaN.
-  float find_maxima() {
-    Ints magnitudes = zero_ints();
-    float largest = -std::numeric_limits<float>::infinity();
-    for (int g = 0; g < groups_; ++g) {
-      Floats most = broadcast(-std::numeric_limits<float>::infinity());
-      for (int col = g * kDrawGroup; col < end_of(g); col += 16) {
-        const Floats logits = load(col);
-        most = maximum(most, logits);
-        magnitudes = max_magnitude(magnitudes, logits);
-      }
-      scratch_.maxima[g] = max_of(most);
-      largest = std::max(largest, scratch_.maxima[g]);
-    }
-    constexpr int32_t kInfinity = 0x7f800000;
-    return max_of(magnitudes) > kInfinity ? std::numeric_limits<float>::infinity() : largest;
-  }
 
   // Sums the weights of each group, without those that min-p leaves out unless top-p counts them.
   void weigh_groups() {
     const float least = in_order_ ? least_weight() : 0.0f;
     total_ = 0.0;
-    for (int g = 0; g < groups_; ++g) {
+    for (int g = 0; g < groups_.count(); ++g) {
       Floats sum = zero_floats();
-      for (int col = g * kDrawGroup; col < end_of(g); col += 16) {
-        const Floats weights = weights_of(load(col));
+      for (int col = g * RowGroups::kSize; col < groups_.end_of(g); col += 16) {
+        const Floats weights = weights_of(groups_.load(col));
         sum = add(sum, zero_unless_above(weights, least, weights));
       }
       scratch_.masses[g] = sum_of(sum);
@@ -148,11 +114,11 @@ class RowDistribution {
     double before = 0.0;
     int group = 0;
     for (; before + scratch_.masses[group] <= target; ++group) before += scratch_.masses[group];
-    alignas(64) float weights[kDrawGroup];
-    const int first = group * kDrawGroup, count = end_of(group) - first;
+    alignas(64) float weights[RowGroups::kSize];
+    const int first = group * RowGroups::kSize, count = groups_.end_of(group) - first;
     double sum = 0.0;
     for (int i = 0; i < count; i += 16) {
-      const Floats own = weights_of(load(first + i));
+      const Floats own = weights_of(groups_.load(first + i));
       store_floats(weights + i, zero_unless_above(own, least_weight(), own));
     }
     for (int i = 0; i < count; ++i) sum += weights[i];
@@ -191,17 +157,10 @@ class RowDistribution {
     }
   }
 
-  // Collects the top_k likeliest tokens. As many groups have a largest logit of at least the top_k-th largest of these.
+  // Collects the top_k likeliest tokens.
   void collect_likeliest() {
-    float least = -std::numeric_limits<float>::max();
     const int64_t top_k = settings_.top_k;
-    if (top_k <= groups_) {
-      std::copy_n(scratch_.maxima, groups_, scratch_.sorted);
-      std::nth_element(scratch_.sorted, scratch_.sorted + top_k - 1, scratch_.sorted + groups_,
-                       [](float a, float b) { return a > b; });
-      least = std::max(least, scratch_.sorted[top_k - 1]);
-    }
-    gather(least);
+    gather(groups_.reached_by(top_k, scratch_.sorted));
     if (count_ > top_k) {
       std::nth_element(scratch_.candidates, scratch_.candidates + top_k - 1, scratch_.candidates + count_,
                        IsLikelier{});
@@ -223,20 +182,17 @@ class RowDistribution {
     gather(-std::numeric_limits<float>::max());
   }
 
+  // Collects the tokens whose logit is at least `least`, and not -inf.
   void gather(float least) {
+    least = std::max(least, -std::numeric_limits<float>::max());
     count_ = 0;
-    alignas(64) float logits[16], weights[16];
-    for (int g = 0; g < groups_; ++g) {
-      if (scratch_.maxima[g] < least) continue;
-      for (int col = g * kDrawGroup; col < end_of(g); col += 16) {
-        const Floats own = load(col);
-        if (max_of(own) < least) continue;
-        store_floats(logits, own);
-        store_floats(weights, weights_of(own));
-        for (int i = 0; i < 16; ++i)
-          if (logits[i] >= least) scratch_.candidates[count_++] = {logits[i], weights[i], col + i};
-      }
-    }
+    groups_.visit(least, [this, least](int first, Floats own) {
+      alignas(64) float logits[16], weights[16];
+      store_floats(logits, own);
+      store_floats(weights, weights_of(own));
+      for (int i = 0; i < 16; ++i)
+        if (logits[i] >= least) scratch_.candidates[count_++] = {logits[i], weights[i], first + i};
+    });
   }
 
   // Returns how many candidates, from the likeliest on, have together less than `sum`, or as much if `kOrEqual`; moves
@@ -272,7 +228,8 @@ class RowDistribution {
   }
 
   const float* row_;
-  int vocab_size_, groups_;
+  int vocab_size_;
+  RowGroups groups_;
   const paged_draw_settings& settings_;
   DrawScratch scratch_;
   float largest_, rate_;

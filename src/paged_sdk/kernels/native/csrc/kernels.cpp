@@ -11,6 +11,7 @@
 #include "experts.h"
 #include "gated_delta.h"
 #include "head_product.h"
+#include "logprobs.h"
 #include "mamba2.h"
 #include "pack_dense.h"
 #include "pages.h"
@@ -180,6 +181,26 @@ int draw(const paged_draw_args& args) {
   return kOk;
 }
 
+int logprobs(const paged_logprobs_args& args) {
+  if (args.num_rows == 0) return kOk;
+  const int num_threads = args.num_threads < args.num_rows ? args.num_threads : args.num_rows;
+  const size_t own = LogprobScratch::bytes(args.vocab_size);
+  const size_t shared = line_aligned(sizeof(LogNormalizer) * args.num_rows);
+  uint8_t* memory = reserve(*args.workspace, shared + own * num_threads);
+  if (memory == nullptr) return kNoMemory;
+  auto* const normalizers = reinterpret_cast<LogNormalizer*>(memory);
+  parallel_for(num_threads, args.num_rows, logprobs_cost(args.vocab_size), [&](int64_t first, int64_t last, int thread) {
+    Arena arena(memory + shared + own * thread);
+    const LogprobScratch scratch = LogprobScratch::at(arena, args.vocab_size);
+    for (int64_t row = first; row < last; ++row) normalizers[row] = find_logprobs(args, row, scratch);
+  });
+  for (int64_t i = 0; i < args.num_chosen; ++i) {
+    const int64_t row = args.chosen_rows[i];
+    args.chosen_logprobs[i] = normalizers[row].logprob_of(args.logits[row * args.stride + args.chosen_tokens[i]]);
+  }
+  return kOk;
+}
+
 int short_conv(const paged_short_conv_args& args) {
   const int64_t parts = (args.channels + kConvChannels - 1) / kConvChannels, rows = args.rows.num_rows;
   const int64_t tokens = args.rows.first_tokens[rows];
@@ -214,7 +235,7 @@ int mamba2(const paged_mamba2_args& args) {
 }  // namespace
 
 extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, head_product, experts, route, attention, decoder,
-                                     quantize, quantize_groups, rows, norm, argmax, draw, short_conv, gated_delta, mamba2,
-                                     pack_dense};
+                                     quantize, quantize_groups, rows, norm, argmax, draw, logprobs, short_conv,
+                                     gated_delta, mamba2, pack_dense};
 
 }  // namespace paged

@@ -19,6 +19,7 @@ struct KernelTable {
   int (*norm)(const paged_norm_args& args);
   int (*argmax)(const paged_argmax_args& args);
   int (*draw)(const paged_draw_args& args);
+  int (*logprobs)(const paged_logprobs_args& args);
   int (*short_conv)(const paged_short_conv_args& args);
   int (*gated_delta)(const paged_gated_delta_args& args);
   int (*mamba2)(const paged_mamba2_args& args);
