@@ -409,6 +409,7 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "mamba2": (
         {"num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 8},
         {
+            "layer_types": [ABSENT],  # which its class can only be asked for
             "num_heads": [2, 8, 3],
             "head_dim": [8, 32],
             "expand": [1, 4, ABSENT],
@@ -453,7 +454,11 @@ def draw_config(model_type: str, seed: int) -> dict[str, Any]:
     choices = _COMMON | choices
     for key in draw.sample(sorted(choices), draw.randint(1, 5)):
         config[key] = draw.choice(choices[key])
-    if draw.random() < 0.7:
+    if model_type == "mamba2":  # which has no positions
+        if draw.random() < 0.9:  # its class refuses heads of other sizes
+            expand = 2 if config.get("expand", ABSENT) is ABSENT else config["expand"]
+            config["head_dim"] = expand * config["hidden_size"] // config["num_heads"]
+    elif draw.random() < 0.7:
         config |= _draw_rope(draw, model_type, config)
     return {key: value for key, value in config.items() if value is not ABSENT}
 

@@ -84,8 +84,10 @@ def _attending(model: DecoderModel) -> DecoderConfig:
 
 
 def _with_states(model: DecoderModel, backend: AttentionBackend) -> AttentionBackend:
-    """Keep the states of recurrent layers, too, if the model has any: each text's in the slot of its first KV."""
-    if not model.config.recurrent_layers:
+    """Keep the states of recurrent layers, too, if the model has any, each text's in the slot of its first KV; and
+    number the layers with attention as the backend does, if there are others.
+    """
+    if not model.config.recurrent_layers and len(model.config.attention_layers) == model.config.num_layers:
         return backend
     return StatefulBackend(backend, model.config, num_slots=MAX_TOKENS, dtype=model.dtype, device=CPU)
 

@@ -59,7 +59,8 @@ def stateful_storage(
 
 
 class StatefulBackend(AttentionBackend):
-    """Keeps a state per slot and recurrent layer, ``[num_slots, ...]``, and the other layers' KV in another backend.
+    """Keeps a state per slot and recurrent layer, ``[num_slots, ...]``, and the KV of layers with attention in another
+    backend. There may be no recurrent layers: then it numbers the layers with attention among those of MLPs alone.
 
     Slots are not cleared: a row that begins its sequence does not read what its slot holds.
 
@@ -131,6 +132,16 @@ class StatefulBackend(AttentionBackend):
     def windows(self) -> Sequence[int | None]:
         """See :attr:`AttentionBackend.windows`."""
         return self._inner.windows
+
+    @property
+    def block_tensors(self) -> Sequence[Tensor]:
+        """See :attr:`AttentionBackend.block_tensors`."""
+        return self._inner.block_tensors
+
+    @property
+    def code(self) -> bytes:
+        """See :attr:`AttentionBackend.code`."""
+        return self._inner.code
 
 
 class _StatefulStep(AttentionStep):

@@ -59,7 +59,7 @@ def make_storage(
         bases=bases,
     )
     candidates = (*loaded.backends, *CANDIDATES)
-    if shape.recurrent_layers:
+    if shape.recurrent_layers or len(shape.attention_layers) < shape.num_layers:
         return _states(choose_storage(setup, candidates), loaded, config, workspace)
     if placement.is_one_device:
         return choose_storage(setup, candidates)
@@ -72,7 +72,9 @@ def make_storage(
 
 
 def _states(attending: KvStorage, loaded: LoadedModel, config: EngineConfig, workspace: Workspace | None) -> KvStorage:
-    """Put the states of recurrent layers beside the KV of the others; all are on one device: see check_stateful."""
+    """Put the states of recurrent layers, if there are any, beside the KV of the layers with attention, which the
+    storage numbers from 0; all are on one device: see check_stateful.
+    """
     return stateful_storage(
         attending,
         loaded.model.config,

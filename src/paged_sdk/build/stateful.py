@@ -26,10 +26,14 @@ _log = get_logger(__name__)
 def check_stateful(
     shape: DecoderConfig, settings: BuildSettings, environment: Environment, placement: Placement
 ) -> None:
-    """Check that no setting asks for something that recurrent layers do not go together with.
+    """Check that no setting asks for something that recurrent layers, or layers of an MLP alone, do not go together
+    with.
 
     :raises ConfigError: one does, or the topology names several devices
     """
+    if not placement.is_one_device and (shape.recurrent_layers or len(shape.attention_layers) < shape.num_layers):
+        kinds = "recurrent layers" if shape.recurrent_layers else "layers without attention"
+        raise ConfigError.of("Topology.devices", str(placement), f"one device for {shape.model_type}'s {kinds}")
     if not shape.recurrent_layers:
         return
     asked: tuple[str, object] = ("with_prefix_cache_n", settings.prefix_cache_n)
@@ -47,10 +51,6 @@ def check_stateful(
         if value:
             reason = f"{shape.model_type} has recurrent layers, whose states do not go back to before a rejected draft"
             raise ConfigError.of(setting, value, f"no speculation: {reason}")
-    if not placement.is_one_device:
-        raise ConfigError.of(
-            "Topology.devices", str(placement), f"one device for {shape.model_type}'s recurrent layers"
-        )
 
 
 def refuse_ranks(shape: DecoderConfig, setting: str, size: int) -> None:
