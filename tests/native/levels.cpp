@@ -391,7 +391,7 @@ void compare_logprobs(Levels& levels) {
 }
 
 // Two layers, optionally `normed` after each part and in each head, and then with an MLP beside experts, if there are
-// any: a prompt and a decode, or a decode alone.
+// any: a prompt and a decode, or a decode alone, which makes its embeddings and angles.
 void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_dtype, const Bound& bound, bool experts,
                      bool normed, bool alone) {
   Random random(4);
@@ -403,7 +403,9 @@ void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_
   const std::vector<float> head_norm = random.normal(kHeadDim), hidden = random.normal(rows * kHidden);
   std::vector<float> cosines(rows * kHeadDim / 2), sines(rows * kHeadDim / 2);
   for (size_t i = 0; i < sines.size(); ++i) cosines[i] = std::cos(0.1f * i), sines[i] = std::sin(0.1f * i);
-  const paged_rope rope{cosines.data(), sines.data(), kHeadDim / 2, 0};
+  const std::vector<float> frequencies = random.normal(kHeadDim / 2);
+  const std::vector<int64_t> token_ids(rows, 3), positions(rows, 1000);
+  const paged_rope rope{alone ? nullptr : cosines.data(), sines.data(), frequencies.data(), 1.5f, kHeadDim / 2, 0, 0};
   const std::vector<int64_t> slots = batch.slots(heads.block_size);
   std::vector<float> factors = random.normal(heads.num_kv_heads * kHeadDim);
   for (float& factor : factors) factor = std::exp2(factor);
@@ -438,7 +440,9 @@ void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_
     std::vector<float> out = hidden;
     paged_decoder_args args{};
     args.hidden = out.data();
-    args.ropes = &rope;
+    args.ropes = &rope, args.num_ropes = 1;
+    args.token_ids = alone ? token_ids.data() : nullptr, args.positions = positions.data();
+    args.embedding = weights.query.packed, args.embedding_scale = 0.5f, args.stream_scale = 2.0f;
     args.slots = slots.data();
     args.layers = layers;
     args.workspace = run.workspace;
