@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from paged_sdk.kernels.transfer import to_device
 from paged_sdk.sampling.failures import NO_FAILURES, Failures
 from paged_sdk.sampling.processor import ALL_TOKENS, DeviceProcessor, Processor, ProcessorState
 from paged_sdk.sampling.row import SampleRow
-from paged_sdk.sampling.sparse import index_of
+from paged_sdk.sampling.sparse import Entries
 from paged_sdk.sampling.token_counts import TokenCounts
 from paged_sdk.scheduler.request import Request
 
@@ -56,21 +56,25 @@ class Penalties(Processor[PenaltyChange]):
         return PenaltyState(request.sampling, TokenCounts(request.prompt_token_ids))
 
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, PenaltyChange]]) -> Failures:
+        entries = Entries(logits, [row for row, _ in changes], [change.tokens for _, change in changes])
         sizes = [len(change.tokens) for _, change in changes]
 
-        def per_token(values: Sequence[float]) -> Tensor:
-            return torch.from_numpy(np.repeat(np.array(values, np.float32), sizes)).to(logits.device)
+        def per_token(values: Sequence[float]) -> Any:
+            return entries.along(np.repeat(np.array(values, np.float32), sizes))
 
         params = [change.params for _, change in changes]
-        repetition = per_token([_repetition(each) for each in params])
-        frequency = per_token([each.frequency_penalty for each in params])
-        presence = per_token([each.presence_penalty for each in params])
-        counts = torch.from_numpy(np.concatenate([change.output_counts for _, change in changes])).to(logits)
-
-        index = index_of(logits, [row for row, _ in changes], [change.tokens for _, change in changes])
-        scores = logits[index]
-        scores = torch.where(scores < 0, scores * repetition, scores / repetition)
-        logits[index] = scores - (frequency * counts + presence * (counts > 0))
+        scores = entries.read()
+        if any(_repetition(each) != 1 for each in params):
+            repetition = per_token([_repetition(each) for each in params])
+            where: Any = torch.where if isinstance(scores, Tensor) else np.where
+            with np.errstate(over="ignore"):  # of the one that is not taken
+                scores = where(scores < 0, scores * repetition, scores / repetition)
+        if any(each.frequency_penalty or each.presence_penalty for each in params):
+            frequency = per_token([each.frequency_penalty for each in params])
+            presence = per_token([each.presence_penalty for each in params])
+            counts = entries.along(np.concatenate([change.output_counts for _, change in changes]).astype(np.float32))
+            scores = scores - (frequency * counts + presence * (counts > 0))
+        entries.write(scores)
         return NO_FAILURES
 
     def device_bytes(self, max_num_seqs: int, vocab_size: int) -> int:

@@ -312,10 +312,10 @@ def _take_drawn(
 
 def _zero_bad_rows(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, PagedError]:
     """Find the rows with NaN or Inf, and overwrite their logits with zeros, so that processors see finite numbers."""
-    bad = np.flatnonzero(draw_greedy(logits) == NOT_DRAWN)
-    if len(bad):
-        logits[torch.from_numpy(bad).to(logits.device)] = 0
-    return {index: not_finite(rows[index].request) for index in bad.tolist()}
+    bad = [index for index, token in enumerate(draw_greedy(logits).tolist()) if token == NOT_DRAWN]
+    for index in bad:
+        logits[index] = 0
+    return {index: not_finite(rows[index].request) for index in bad}
 
 
 def _raw_logprobs(

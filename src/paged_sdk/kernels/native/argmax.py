@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ctypes import byref
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paged_sdk.kernels.native.library import NativeLibrary
-from paged_sdk.kernels.native.linear import check_matrix
+from paged_sdk.kernels.native.linear import check_matrix, undefined
 from paged_sdk.kernels.native.structures_sampling import Argmax
 
 __all__ = ["likeliest_tokens"]
@@ -24,7 +25,7 @@ def likeliest_tokens(library: NativeLibrary, logits: Tensor, *, num_threads: int
     """
     num_rows, vocab_size = logits.shape
     check_matrix("logits", logits, (num_rows, vocab_size), (torch.float32,))
-    out = torch.empty(num_rows, dtype=torch.int64)
+    out = undefined((num_rows,), np.int64)
     args = Argmax(
         x=logits.data_ptr(),
         out=out.data_ptr(),
