@@ -355,12 +355,13 @@ def test_the_command_line_logs_lines_of_json(tiny_checkpoint: Path) -> None:
         (["-m", "no/such/model.gguf"], "--model-id: 'no/such/model.gguf' does not exist", 2),
         (["-m", "no/such/model.gguf", "--verbose"], "no/such/model.gguf", 2),
         (["--isq", "Q8_0", "--calibration-file", "no/such.txt"], "--calibration-file: 'no/such.txt'", 2),
-        (["-m", "."], "is not a model", 1),
+        (["-m", "EMPTY"], "is not a model", 1),
         (["--host", "203.0.113.1", "--api-key", "k"], "cannot listen at 203.0.113.1:0", 2),
     ],
 )
-def test_why_it_does_not_serve_is_a_line_of_json(arguments: list[str], said: str, code: int) -> None:
-    command = [sys.executable, "-m", "paged_sdk", "serve", "--port", "0", "--log-json", *arguments]
+def test_why_it_does_not_serve_is_a_line_of_json(arguments: list[str], said: str, code: int, tmp_path: Path) -> None:
+    given = [str(tmp_path) if each == "EMPTY" else each for each in arguments]
+    command = [sys.executable, "-m", "paged_sdk", "serve", "--port", "0", "--log-json", *given]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == code
     *_, last = map(json.loads, ended.stderr.splitlines())

@@ -172,6 +172,18 @@ class TestLocal:
         assert resolve_model(tmp_path) == resolve_model(tmp_path, gguf=True) == tmp_path / "m.gguf"
         assert resolve_model(tmp_path, gguf=False) == tmp_path
 
+    def test_a_gguf_file_of_a_directory_below(self, tmp_path: Path) -> None:
+        """One below a hidden directory, as of a virtual environment, is not meant."""
+        below = tmp_path / ".venv" / "package" / "m.gguf"
+        below.parent.mkdir(parents=True)
+        below.touch()
+        with pytest.raises(ModelLoadError, match="is not a model"):
+            resolve_model(tmp_path, gguf=True)
+        assert resolve_model(tmp_path / ".venv") == below
+        (tmp_path / "Q8_0").mkdir()
+        (tmp_path / "Q8_0" / "m.gguf").touch()
+        assert resolve_model(tmp_path) == tmp_path / "Q8_0" / "m.gguf"
+
     def test_no_gguf_file(self, tmp_path: Path) -> None:
         assert resolve_model(tmp_path) == tmp_path
         with pytest.raises(ModelLoadError, match=r"has neither a GGUF file nor a config\.json$"):

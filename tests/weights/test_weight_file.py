@@ -127,10 +127,10 @@ class TestWhatCannotBeRead:
         assert after == before
 
     def test_a_directory_that_cannot_be_listed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fails(self: Path, pattern: str) -> list[Path]:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        def fails(path: str) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
-        monkeypatch.setattr(Path, "rglob", fails)
+        monkeypatch.setattr(os, "scandir", fails)
         with pytest.raises(ModelLoadError, match="cannot be read: Input/output error"):
             resolve_model(tmp_path)
 

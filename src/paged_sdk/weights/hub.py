@@ -177,7 +177,7 @@ def _in_directory(directory: Path, filename: str | None, quantization: str, gguf
     if not wanted and (gguf is False or os.path.lexists(directory / "config.json")):
         return directory
     try:
-        files = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*.gguf")) if is_file(path)]
+        files = _gguf_files(directory)
     except OSError as error:
         raise ModelLoadError(f"{directory} cannot be read: {error.strerror or error}", path=directory) from error
     if not files and not wanted:
@@ -187,6 +187,24 @@ def _in_directory(directory: Path, filename: str | None, quantization: str, gguf
             f"{directory} is not a model: it has neither a GGUF file nor a config.json", path=directory
         )
     return directory / _selected(files, filename, quantization, str(directory))[0]
+
+
+def _gguf_files(directory: Path) -> list[str]:
+    """Return the GGUF files in a directory and below, relative to it, but for those in hidden directories: a project's
+    ``.venv`` may hold the embedded model.
+
+    :raises OSError: the directory cannot be read; others in it that cannot are passed over
+    """
+
+    def check(error: OSError) -> None:
+        if error.filename == os.fspath(directory):
+            raise error
+
+    found: list[Path] = []
+    for folder, folders, names in os.walk(directory, onerror=check):
+        folders[:] = [each for each in folders if not each.startswith(".")]
+        found += [Path(folder, name) for name in names if name.endswith(".gguf")]
+    return [path.relative_to(directory).as_posix() for path in sorted(found) if is_file(path)]
 
 
 def _on_hub(repository: _Repository, filename: str | None, quantization: str, gguf: bool | None) -> Path:
