@@ -292,6 +292,32 @@ def test_nothing_comes_of_what_was_read_before(rig: Rig, way: str, tmp_path: Pat
     assert not rig.files.has(digest(3))
 
 
+def test_what_waits_is_written_before_the_pool_is_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave = rig.hold_writes(monkeypatch)
+    rig.store(1, 2)
+    assert entered.wait(60)
+    letting_go = threading.Thread(target=rig.blocks.let_go_of_pool)
+    letting_go.start()
+    letting_go.join(0.05)
+    assert letting_go.is_alive()
+    leave.set()
+    letting_go.join(60)
+    assert rig.files.has(digest(1))
+    assert rig.files.has(digest(2))
+
+
+def test_a_pool_is_replaced_though_the_disk_does_not_answer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_blocks, "_CLOSE_SECONDS", 0.05)
+    entered, leave = rig.hold_writes(monkeypatch)
+    rig.store(1, 2)
+    assert entered.wait(60)
+    rig.blocks.let_go_of_pool()
+    monkeypatch.undo()
+    leave.set()
+    rig.until(lambda: not rig.blocks._num_unwritten)
+    assert not rig.files.has(digest(2))
+
+
 def test_closing_writes_what_waits(tmp_path: Path) -> None:
     own = Rig(tmp_path)
     own.store(*range(NUM_BLOCKS))

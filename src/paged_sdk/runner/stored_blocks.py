@@ -187,7 +187,13 @@ class StoredBlocks:
         self._files.clear()
 
     def let_go_of_pool(self) -> None:
-        """Drop the references to the pool, and what is being read for it. Nothing is stored until :meth:`replace`."""
+        """Drop the references to the pool, and what is being read for it. Nothing is stored until :meth:`replace`.
+
+        Blocks that wait are still written, for some seconds at most: those of the next pool may have the same hashes.
+        """
+        if self._writer.is_alive():
+            with self._changed:
+                self._changed.wait_for(lambda: not self._unwritten, _CLOSE_SECONDS)
         self._drop_all()
         self._drop_taken()
         self._content = None
@@ -305,6 +311,7 @@ class StoredBlocks:
                         if self._is_awaited(write, digest):
                             del self._unwritten[digest]
                     self._num_unwritten -= write.num_bytes
+                    self._changed.notify_all()
                 del write
 
     def _next_write(self) -> _Write | None:
