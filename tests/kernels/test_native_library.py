@@ -121,3 +121,11 @@ def test_without_sources_any_build_is_taken(tmp_path: Path) -> None:
 )
 def test_a_universal_python_builds_for_one_machine(arch_flags: str, expected: str) -> None:
     assert apple_machine(arch_flags, "arm64") == expected
+
+
+def test_lines_of_the_sources_are_as_long_as_those_of_python() -> None:
+    """No formatter looks at them."""
+    assert list(SOURCES.glob("*.h"))
+    for path in sorted(SOURCES.iterdir()):
+        long = [number for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 120]
+        assert not long, (path.name, long)

@@ -5,8 +5,8 @@
 
 extern "C" {
 
-// The rows of a step, as recurrent layers take them: row r has the tokens first_tokens[r] ... first_tokens[r + 1] - 1, at
-// least one, and its state in slot slots[r]. If is_new[r] the state is zero, whatever the slot holds.
+// The rows of a step, as recurrent layers take them: row r has the tokens first_tokens[r] ... first_tokens[r + 1] - 1,
+// at least one, and its state in slot slots[r]. If is_new[r] the state is zero, whatever the slot holds.
 struct paged_recurrent_rows {
   const int64_t* slots;
   const int64_t* first_tokens;  // [num_rows + 1]

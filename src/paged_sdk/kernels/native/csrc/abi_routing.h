@@ -1,4 +1,5 @@
-// Declares the part of the C interface that chooses experts. structures_routing.py mirrors each structure field by field.
+// Declares the part of the C interface that chooses experts. structures_routing.py mirrors each structure field by
+// field.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +8,15 @@ extern "C" {
 
 struct paged_workspace;  // abi.h
 
-// How an expert's weight follows from the router's scores: a softmax over all experts; the sigmoid of its own score; or,
-// for experts that are chosen one after the other by their scores, a softmax over the scores near the chosen one of those
-// that are left (SparseMixer: Liu et al., 2023, arXiv 2310.00811).
+// How an expert's weight follows from the router's scores: a softmax over all experts; the sigmoid of its own score;
+// or, for experts that are chosen one after the other by their scores, a softmax over the scores near the chosen one of
+// those that are left (SparseMixer: Liu et al., 2023, arXiv 2310.00811).
 enum PagedScoring : int32_t { PAGED_SOFTMAX = 0, PAGED_SIGMOID = 1, PAGED_SPARSE_MIXER = 2 };
 
 // How a token's experts are chosen, and what their outputs are multiplied by. Chosen are the experts with the largest
 // sums of weight and bias, of the groups with the largest scores; a group's score is the sum of its group_score_size
-// largest. If `renormalize`, their weights are divided by max(their sum, min_sum) + sum_offset; last, they are multiplied
-// by `scale` and by the experts' own factors.
+// largest. If `renormalize`, their weights are divided by max(their sum, min_sum) + sum_offset; last, they are
+// multiplied by `scale` and by the experts' own factors.
 struct paged_choice {
   const float* bias;     // [num_experts], for the choice alone; null: none
   const float* factors;  // [num_experts]; null: all 1

@@ -1,4 +1,5 @@
-// Declares the part of the C interface that chooses tokens. structures_sampling.py mirrors each structure field by field.
+// Declares the part of the C interface that chooses tokens. structures_sampling.py mirrors each structure field by
+// field.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ struct paged_argmax_args {
 
 // How the tokens of a row are drawn. Temperature 0 takes the likeliest token; otherwise a token's weight is
 // e^((logit - largest logit) / temperature). Top-k keeps the tokens with the largest logits, top-p as many of these as
-// reach its share of their weight, min-p those with at least its share of the largest weight. Of tokens that tie for the
-// last place of top-k or top-p, the first are kept.
+// reach its share of their weight, min-p those with at least its share of the largest weight. Of tokens that tie for
+// the last place of top-k or top-p, the first are kept.
 struct paged_draw_settings {
   int64_t stream;  // of the row's random numbers, where its draws name none
   double temperature;
@@ -30,14 +31,14 @@ struct paged_draw_settings {
   int64_t top_k;  // at least 1; vocab_size or more keep all
 };
 
-// Draws tokens, -1 for rows with NaN or whose largest logit is not finite. A draw inverts the cumulative distribution of
-// the tokens that are kept, at the number of SplitMix64 (Steele, Lea and Flood, 2014) at `position` in `stream`. With
-// top-k or top-p, tokens are in the order of falling logits, and equal ones in that of their ids; otherwise in that of
-// their ids. If a draw has proposals, the first that is kept is its token; there is none below 0.
+// Draws tokens, -1 for rows with NaN or whose largest logit is not finite. A draw inverts the cumulative distribution
+// of the tokens that are kept, at the number of SplitMix64 (Steele, Lea and Flood, 2014) at `position` in `stream`.
+// With top-k or top-p, tokens are in the order of falling logits, and equal ones in that of their ids; otherwise in
+// that of their ids. If a draw has proposals, the first that is kept is its token; there is none below 0.
 struct paged_draw_args {
   const float* logits;                  // [num_rows, vocab_size]
   const paged_draw_settings* settings;  // [num_rows]
-  const int64_t* first_draws;  // [num_rows + 1]: row r has draws first_draws[r] ... first_draws[r + 1] - 1; null: one each
+  const int64_t* first_draws;  // [num_rows + 1]: row r has draws first_draws[r] ... first_draws[r + 1] - 1; null: one
   const int64_t* streams;      // [num_draws]; null: those of the rows' settings
   const int64_t* positions;    // [num_draws]
   const int64_t* proposed;  // [num_draws, num_proposed], below vocab_size
@@ -50,8 +51,8 @@ struct paged_draw_args {
   int32_t num_threads;
 };
 
-// Computes logprobs: logit - log(sum of e^logit) over a row. `top_tokens` are the row's likeliest tokens in the order of
-// falling logits, equal ones in that of their ids. A row with NaN, or whose largest logit is not finite, has NaN for
+// Computes logprobs: logit - log(sum of e^logit) over a row. `top_tokens` are the row's likeliest tokens in the order
+// of falling logits, equal ones in that of their ids. A row with NaN, or whose largest logit is not finite, has NaN for
 // every logprob, and its likeliest tokens are 0 ... top_n - 1.
 struct paged_logprobs_args {
   const float* logits;           // [num_rows, vocab_size]

@@ -13,6 +13,7 @@
 #include "dense.h"
 #include "functions.h"
 #include "q4.h"
+#include "workspace.h"
 
 namespace paged {
 namespace {
@@ -75,14 +76,19 @@ struct TileScratch {
   Partial span;
 
   static size_t floats(int rows, int head_dim) {
-    return static_cast<size_t>(rows) * (head_dim + kKeyTile) + 2 * static_cast<size_t>(kKeyTile) * head_dim +
-           Partial::floats(rows, head_dim);
+    Arena arena(nullptr);
+    at(arena, rows, head_dim);
+    return arena.used() / sizeof(float);
   }
-  static TileScratch at(float* memory, int rows, int head_dim) {
-    const size_t query = static_cast<size_t>(rows) * head_dim, scores = static_cast<size_t>(rows) * kKeyTile;
+  static TileScratch at(Arena& arena, int rows, int head_dim) {
     const size_t tile = static_cast<size_t>(kKeyTile) * head_dim;
-    float* keys = memory + query + scores;
-    return {memory, memory + query, keys, keys + tile, Partial::at(keys + 2 * tile, rows, head_dim)};
+    TileScratch out{};
+    out.query = arena.take<float>(static_cast<size_t>(rows) * head_dim);
+    out.scores = arena.take<float>(static_cast<size_t>(rows) * kKeyTile);
+    out.keys = arena.take<float>(tile);
+    out.key_values = arena.take<float>(tile);
+    out.span = Partial::at(arena.take<float>(Partial::floats(rows, head_dim)), rows, head_dim);
+    return out;
   }
 };
 

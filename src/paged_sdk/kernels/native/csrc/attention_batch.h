@@ -96,19 +96,22 @@ inline void attend_split_item(const AttentionPlan& plan, const SplitItem& item, 
     return;
   }
   if (attends_by_pairs(heads)) {
-    const FewScratch scratch = FewScratch::at(own.rest, heads);
+    Arena arena(own.rest);
+    const FewScratch scratch = FewScratch::at(arena, heads);
     load(scratch.query_floats);
     attend_few(run, scratch, memory, size, next_tokens);
     return;
   }
 #endif
   if (plan.has_runs) {
-    const InPlaceScratch scratch = InPlaceScratch::at(own.rest, heads);
+    Arena arena(own.rest);
+    const InPlaceScratch scratch = InPlaceScratch::at(arena, heads);
     load(scratch.query);
     attend_in_place(run, scratch, memory, size, next_tokens);
     return;
   }
-  const TileScratch scratch = TileScratch::at(own.rest, item.tile.rows(), heads.head_dim);
+  Arena arena(own.rest);
+  const TileScratch scratch = TileScratch::at(arena, item.tile.rows(), heads.head_dim);
   load(scratch.query);
   attend_span(item.tile, item.pages, item.first_span * kSpan, scratch,
               Partial::at(memory, item.tile.rows(), heads.head_dim));
@@ -153,7 +156,7 @@ inline void attend_tile_item(const AttentionPlan& plan, const TileItem& item, co
   const paged_heads& heads = plan.heads;
   const int rows = item.tile.rows(), size = heads.head_dim;
   const Partial later = Partial::at(own.run, rows, size);
-  [[maybe_unused]] Arena arena(own.rest);
+  Arena arena(own.rest);
   const auto load = [&](float* to) { load_query(item.tile, query, first_token, item.kv_head, heads, to); };
   const auto attend_with = [&](const auto& scratch) {
     attend_runs(plan, item, total, later, [&](int first_key, int end_key, const Partial& out) {
@@ -187,7 +190,7 @@ inline void attend_tile_item(const AttentionPlan& plan, const TileItem& item, co
     return;
   }
 #endif
-  const TileScratch scratch = TileScratch::at(own.rest, rows, size);
+  const TileScratch scratch = TileScratch::at(arena, rows, size);
   load(scratch.query);
   attend_with(scratch);
 }

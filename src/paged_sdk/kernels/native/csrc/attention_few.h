@@ -15,6 +15,7 @@
 
 #include "attention_pairs.h"
 #include "attention_runs.h"
+#include "workspace.h"
 
 namespace paged {
 namespace {
@@ -64,13 +65,18 @@ struct FewScratch {
   uint32_t* weights;    // [heads * rows, 64]
 
   static size_t floats(const paged_heads& heads) {
-    return max_rows(heads) * (3 * heads.head_dim + kSpan + kSpanPairs);
+    Arena arena(nullptr);
+    at(arena, heads);
+    return arena.used() / sizeof(float);
   }
-  static FewScratch at(float* memory, const paged_heads& heads) {
+  static FewScratch at(Arena& arena, const paged_heads& heads) {
     const size_t rows = max_rows(heads);
-    float* query = memory + rows * heads.head_dim;
-    float* scores = query + rows * 2 * heads.head_dim;
-    return {memory, reinterpret_cast<uint32_t*>(query), scores, reinterpret_cast<uint32_t*>(scores + rows * kSpan)};
+    FewScratch out{};
+    out.query_floats = arena.take<float>(rows * heads.head_dim);
+    out.query = arena.take<uint32_t>(rows * 2 * heads.head_dim);
+    out.scores = arena.take<float>(rows * kSpan);
+    out.weights = arena.take<uint32_t>(rows * kSpanPairs);
+    return out;
   }
 
  private:

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "attention_runs.h"
+#include "workspace.h"
 
 namespace paged {
 namespace {
@@ -19,10 +20,15 @@ struct InPlaceScratch {
   float* scores;  // [heads * rows, 64]
 
   static size_t floats(const paged_heads& heads) {
-    return max_rows(heads) * (heads.head_dim + kKeyTile);
+    Arena arena(nullptr);
+    at(arena, heads);
+    return arena.used() / sizeof(float);
   }
-  static InPlaceScratch at(float* memory, const paged_heads& heads) {
-    return {memory, memory + max_rows(heads) * heads.head_dim};
+  static InPlaceScratch at(Arena& arena, const paged_heads& heads) {
+    InPlaceScratch out{};
+    out.query = arena.take<float>(max_rows(heads) * heads.head_dim);
+    out.scores = arena.take<float>(max_rows(heads) * kKeyTile);
+    return out;
   }
 
  private:

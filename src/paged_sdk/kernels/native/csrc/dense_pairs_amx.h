@@ -67,8 +67,8 @@ inline void multiply_pair_block(MatrixUnit& unit, const uint8_t* const* panels, 
 }
 
 // sums[v][r] = panel v . row r of x, for kGroup panels and all rows, two panels at a time. `next` are the panels that
-// are multiplied afterwards, which are prefetched. The sums of few rows stay in tiles from the first column to the last,
-// and the hardware prefetcher is as fast as software prefetch; the sums of many rows are reloaded for each block.
+// are multiplied afterwards, which are prefetched. The sums of few rows stay in tiles from the first column to the
+// last, and the hardware prefetcher is as fast as software prefetch; the sums of many rows are reloaded for each block.
 template <int kGroup>
 inline void multiply_pair_panels(const uint8_t* const (&panels)[kGroup], const uint8_t* const (&next)[kGroup],
                                  const DenseRows& x, float (*sums)[kPanelRows]) {

@@ -1,7 +1,7 @@
 // Draws tokens from a row of logits by temperature, top-k, top-p and min-p, without sorting the row (paged_draw_args).
 //
-// The row is read in groups (row_groups.h), whose weights are kept too: a group is read again only if tokens of it can be
-// drawn. With top-k or top-p, the tokens that may be kept are collected, and their order is only established where a
+// The row is read in groups (row_groups.h), whose weights are kept too: a group is read again only if tokens of it can
+// be drawn. With top-k or top-p, the tokens that may be kept are collected, and their order is only established where a
 // draw needs it, by halving.
 #pragma once
 
@@ -170,8 +170,8 @@ class RowDistribution {
     for (int64_t i = 0; i < count_; ++i) total_ += scratch_.candidates[i].weight;
   }
 
-  // Collects the likeliest tokens with a share of top_p, and more: mostly those with 1/256 of the largest weight or more
-  // are enough.
+  // Collects the likeliest tokens with a share of top_p, and more: mostly those with 1/256 of the largest weight or
+  // more are enough.
   void collect_share() {
     for (const float bits : {8.0f, 12.0f, 16.0f}) {
       gather(largest_ - bits / rate_);
@@ -267,8 +267,8 @@ inline void draw_row(const paged_draw_args& args, int64_t row, const DrawScratch
 }
 
 // Cost of drawing from a row, in byte multiply-adds (pool.h): 0.5 to 1 ns per logit; from flat distributions, of which
-// top-p or top-k keeps most tokens, up to 65 ns. Rows are claimed as if all were flat: a claim takes half a microsecond,
-// a row 25 at least.
+// top-p or top-k keeps most tokens, up to 65 ns. Rows are claimed as if all were flat: a claim takes half a
+// microsecond, a row 25 at least.
 inline int64_t draw_cost(int vocab_size) { return int64_t{32'500} * vocab_size; }
 
 }  // namespace

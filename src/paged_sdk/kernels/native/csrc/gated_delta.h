@@ -58,7 +58,8 @@ inline void sum_up(const Floats (&sums)[kDeltaSums][kVectors], Floats (&out)[kVe
   for (int v = 0; v < kVectors; ++v) out[v] = add(add(sums[0][v], sums[1][v]), add(sums[2][v], sums[3][v]));
 }
 
-// Updates 16 * kVectors columns of a state by a token, and reads them: 16 KB at 128 keys, which stay in the first cache.
+// Updates 16 * kVectors columns of a state by a token, and reads them: 16 KB at 128 keys, which stay in the first
+// cache.
 template <int kVectors>
 inline void update_columns(const float* query, const float* key, float decay, float strength, const Floats* value,
                            float* state, int key_dim, int value_dim, float* read) {

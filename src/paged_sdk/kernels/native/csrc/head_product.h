@@ -14,8 +14,8 @@ struct HeadWeights {
 
   HeadWeights(const paged_weight& all, int num_heads) : first(all) {
     first.rows /= num_heads;
-    const int64_t panel = is_dense(all.format) ? dense_panel_bytes(all.format, all.cols) : panel_kernel(all).panel_bytes;
-    bytes = num_panels(first.rows) * panel;
+    bytes = num_panels(first.rows) *
+            (is_dense(all.format) ? dense_panel_bytes(all.format, all.cols) : panel_kernel(all).panel_bytes);
   }
   paged_weight of(int64_t head) const {
     paged_weight weight = first;

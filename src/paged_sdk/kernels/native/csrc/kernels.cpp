@@ -19,6 +19,7 @@
 #include "rows.h"
 #include "short_conv.h"
 #include "step_inputs.h"
+#include "workspace.h"
 
 namespace paged {
 namespace {
@@ -48,20 +49,38 @@ Task run_linear(Job& job, const paged_linear_args& args, const Operand& rows, co
   });
 }
 
+// Scratch memory of a linear layer.
+struct LinearScratch {
+  float* outputs;  // [num_rows, cols], if the caller does not want them
+  int64_t cols;
+  uint8_t* activations;
+  ThreadSums sums;
+
+  static LinearScratch at(Arena& arena, const paged_linear_args& args) {
+    LinearScratch out{};
+    out.cols = args.out == nullptr ? total_rows(args) : 0;
+    out.outputs = arena.take<float>(static_cast<size_t>(out.cols) * args.num_rows);
+    out.activations = arena.take<uint8_t>(Operand::bytes(args.weights[0], args.num_rows, args.num_threads));
+    out.sums.bytes = ThreadSums::bytes_of(args.num_rows);
+    out.sums.data = arena.take<uint8_t>(out.sums.bytes * args.num_threads);
+    return out;
+  }
+  static size_t bytes(const paged_linear_args& args) {
+    Arena arena(nullptr);
+    at(arena, args);
+    return arena.used();
+  }
+};
+
 int linear(const paged_linear_args& given) {
-  const paged_weight& weight = given.weights[0];
-  const size_t activations = Operand::bytes(weight, given.num_rows, given.num_threads);
-  const size_t sums = ThreadSums::bytes_of(given.num_rows);
-  const size_t cols = given.out == nullptr ? total_rows(given) : 0;  // of the outputs in scratch memory
-  const size_t outputs = line_aligned(sizeof(float) * cols * given.num_rows);
-  uint8_t* scratch = reserve(*given.workspace, outputs + activations + sums * given.num_threads);
-  if (scratch == nullptr) return kNoMemory;
+  uint8_t* memory = reserve(*given.workspace, LinearScratch::bytes(given));
+  if (memory == nullptr) return kNoMemory;
+  Arena arena(memory);
+  const LinearScratch scratch = LinearScratch::at(arena, given);
   paged_linear_args args = given;
-  if (cols > 0) args.out = scratch, args.out_stride = static_cast<int64_t>(cols);
-  scratch += outputs;
-  const Operand rows = Operand::at(scratch, weight, args.num_rows);
-  const ThreadSums own{scratch + activations, sums};
-  run_job(args.num_threads, [&](Job& job) { return run_linear(job, args, rows, own); });
+  if (scratch.cols > 0) args.out = scratch.outputs, args.out_stride = scratch.cols;
+  const Operand rows = Operand::at(scratch.activations, args.weights[0], args.num_rows);
+  run_job(args.num_threads, [&](Job& job) { return run_linear(job, args, rows, scratch.sums); });
   return kOk;
 }
 
@@ -203,12 +222,16 @@ int logprobs(const paged_logprobs_args& args) {
   if (args.num_rows == 0) return kOk;
   const int num_threads = args.num_threads < args.num_rows ? args.num_threads : args.num_rows;
   const size_t own = LogprobScratch::bytes(args.vocab_size);
-  const size_t shared = line_aligned(sizeof(LogNormalizer) * args.num_rows);
-  uint8_t* memory = reserve(*args.workspace, shared + own * num_threads);
+  Arena measured(nullptr);
+  measured.take<LogNormalizer>(args.num_rows);
+  uint8_t* memory = reserve(*args.workspace, measured.used() + own * num_threads);
   if (memory == nullptr) return kNoMemory;
-  auto* const normalizers = reinterpret_cast<LogNormalizer*>(memory);
-  parallel_for(num_threads, args.num_rows, logprobs_cost(args.vocab_size), [&](int64_t first, int64_t last, int thread) {
-    Arena arena(memory + shared + own * thread);
+  Arena shared(memory);
+  auto* const normalizers = shared.take<LogNormalizer>(args.num_rows);
+  uint8_t* const owned = memory + shared.used();
+  const int64_t cost = logprobs_cost(args.vocab_size);
+  parallel_for(num_threads, args.num_rows, cost, [&](int64_t first, int64_t last, int thread) {
+    Arena arena(owned + own * thread);
     const LogprobScratch scratch = LogprobScratch::at(arena, args.vocab_size);
     for (int64_t row = first; row < last; ++row) normalizers[row] = find_logprobs(args, row, scratch);
   });

@@ -1,5 +1,5 @@
-// Computes Mamba-2's selective state space (Dao and Gu, 2024, arXiv 2405.21060) token by token, so that a token's result
-// depends neither on how its sequence was cut nor on the other rows.
+// Computes Mamba-2's selective state space (Dao and Gu, 2024, arXiv 2405.21060) token by token, so that a token's
+// result depends neither on how its sequence was cut nor on the other rows.
 #pragma once
 
 #include <algorithm>

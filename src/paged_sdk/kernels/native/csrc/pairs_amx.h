@@ -72,8 +72,8 @@ using Tile = std::integral_constant<int, kTile>;
 // tile begins the next square: when all were stored together, a fifth of the time of products with 64 columns passed
 // between squares. before(i) is called before square i.
 template <int kTiles, int kVectors, bool kAdds, int kPitch, class Before>
-inline void multiply_squares(const uint32_t* rows, int64_t stride, const uint32_t* const (&columns)[kVectors], int depth,
-                             int step, int count, float* const (&sums)[kVectors], const Before& before) {
+inline void multiply_squares(const uint32_t* rows, int64_t stride, const uint32_t* const (&columns)[kVectors],
+                             int depth, int step, int count, float* const (&sums)[kVectors], const Before& before) {
   constexpr int kWords = kPitch / sizeof(uint32_t), kBelow = kAmxRows * kWords;
   const int64_t pitch = stride * sizeof(uint32_t);
   const auto place_of = [&](auto tile, int square) {

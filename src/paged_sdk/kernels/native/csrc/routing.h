@@ -98,8 +98,8 @@ inline void mix_sparsely(const paged_choice& choice, const float* scores, Ranked
   }
 }
 
-// Chooses one token's experts. `scores` has padded_experts() numbers, and is overwritten. If a score is NaN, or if one of
-// a softmax or of the sparse mixer is +Inf or all are -Inf, a weight is NaN and the choice is arbitrary.
+// Chooses one token's experts. `scores` has padded_experts() numbers, and is overwritten. If a score is NaN, or if one
+// of a softmax or of the sparse mixer is +Inf or all are -Inf, a weight is NaN and the choice is arbitrary.
 inline void choose_experts(const paged_choice& choice, float* scores, Ranked* ranked, float* topk_weights,
                            int64_t* topk_ids) {
   const int count = choice.num_experts, width = padded_experts(choice);

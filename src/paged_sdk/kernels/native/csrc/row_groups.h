@@ -60,8 +60,8 @@ class RowGroups {
     return max_of(magnitudes) > kInfinity ? std::numeric_limits<float>::infinity() : largest;
   }
 
-  // Returns a logit that at least `count` tokens reach, where the maxima tell one, otherwise -inf: as many groups have a
-  // largest logit of at least the count-th largest of these. `sorted` is for a copy of the maxima.
+  // Returns a logit that at least `count` tokens reach, where the maxima tell one, otherwise -inf: as many groups have
+  // a largest logit of at least the count-th largest of these. `sorted` is for a copy of the maxima.
   float reached_by(int64_t count, float* sorted) const {
     if (count > count_) return -std::numeric_limits<float>::infinity();
     std::copy_n(maxima_, count_, sorted);
