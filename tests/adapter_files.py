@@ -35,7 +35,7 @@ def write_adapter(
 ) -> Path:
     """Write an adapter of some of a model's linear layers.
 
-    :param targets: the last parts of their names
+    :param targets: the last parts of their names, or of that of its embeddings
     :param strength: the deviation of its weights
     :param settings: what else adapter_config.json says
     :returns: ``directory``, which is made if it was not there
@@ -46,10 +46,15 @@ def write_adapter(
     names = set()
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
-        if not isinstance(module, nn.Linear) or last not in targets:
+        if not isinstance(module, (nn.Linear, nn.Embedding)) or last not in targets:
             continue
         names.add(last)
         own = next((value for key, value in ranks.items() if name.endswith(key)), rank)
+        if isinstance(module, nn.Embedding):
+            for side, shape in (("A", (own, module.num_embeddings)), ("B", (module.embedding_dim, own))):
+                values = torch.randn(shape, generator=generator) * strength
+                tensors[f"base_model.model.{name}.lora_embedding_{side}"] = values.to(dtype)
+            continue
         for side, shape in (("A", (own, module.in_features)), ("B", (module.out_features, own))):
             values = torch.randn(shape, generator=generator) * strength
             tensors[f"base_model.model.{name}.lora_{side}.weight"] = values.to(dtype)

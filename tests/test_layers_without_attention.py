@@ -109,3 +109,8 @@ async def test_they_are_on_one_device(checkpoint: Path, monkeypatch: pytest.Monk
     topology = Topology.empty().with_range(range(2), LayerTopology(device="meta:0"))
     with pytest.raises(ConfigError, match="one device for nemotron_h's layers without attention"):
         await builder_of(checkpoint).with_device("cpu").with_topology(topology).build()
+
+
+async def test_batch_invariance_is_refused_by_what_the_model_has(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match=r"with_batch_invariance = True .*no layers without attention"):
+        await builder_of(checkpoint).with_batch_invariance().build()

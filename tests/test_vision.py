@@ -132,6 +132,23 @@ async def test_texts_are_those_of_transformers(
         assert (details.cached_tokens > len(ids) // 2) == keeps
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_queries_that_grow_with_their_position(tmp_path: Path, anyio_backend: str) -> None:
+    """Ministral 3's, beyond the context of its training, of which images take a part."""
+    text = VISION_FAMILIES["mistral3"].config["text_config"] | {"model_type": "ministral3", "head_dim": 16}
+    text["rope_parameters"] = {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "original_max_position_embeddings": 16,
+        "llama_4_scaling_beta": 0.5,
+    }
+    reference = make_vision_checkpoint("mistral3", tmp_path, text_config=text)
+    async with exact(tmp_path).with_max_num_batched_tokens(24).build() as model:
+        ids = prompt_of(model, CHAT)
+        want = reference_text(model, reference, tmp_path, PICTURES, ids)
+        assert text_of(await model.send_chat_request(asked(CHAT))) == want
+
+
 COMPOSED: Mapping[str, Any] = {
     "bfloat16": lambda builder: builder.with_dtype("bfloat16"),
     "FP8": lambda builder: builder.with_paged_attn(

@@ -199,8 +199,11 @@ class Stack:
         product = self.quantize(name, rows) @ weights[name].T
         return product + weights[f"{name}_bias"] if f"{name}_bias" in weights else product
 
-    def expected(self, hidden: Tensor, ropes: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Compute one whole sequence, in float64."""
+    def expected(self, hidden: Tensor, ropes: Sequence[tuple[Tensor, ...]]) -> Tensor:
+        """Compute one whole sequence, in float64.
+
+        :param ropes: for each layer cosines and sines, and factors of queries, if there are any
+        """
         x, count = hidden.double(), len(hidden)
         distance = torch.arange(count)[:, None] - torch.arange(count)
         hidden_keys = distance < 0
@@ -210,10 +213,11 @@ class Stack:
         def norm(rows: Tensor, weight: Tensor | None) -> Tensor:
             return rows if weight is None else F.rms_norm(rows, weight.shape, weight, 1e-6)
 
-        for w, (cosines, sines) in zip(self.weights, ropes, strict=True):
+        for w, (cosines, sines, *scales) in zip(self.weights, ropes, strict=True):
             projected = self.multiply("qkv", norm(x, w["attention_norm"]), w)
             q, k, v = (part.reshape(count, -1, SIZE) for part in torch.split(projected, list(WIDTHS), dim=1))
             q, k = norm(q, w.get("query_norm")), norm(k, w.get("key_norm"))
+            q = q * scales[0].double()[:, None, None] if scales else q
             q, k = turn(q, cosines, sines), self.stored(turn(k, cosines, sines).float())
             v = self.stored(v.float())
             k, v = (t.repeat_interleave(HEADS // KV_HEADS, 1) for t in (k, v))
@@ -254,7 +258,7 @@ class Prompt:
         self.hidden = torch.randn(self.count, HIDDEN, generator=generator)
         positions = torch.arange(self.count)
         angles = [positions[:, None] * torch.rand(half, generator=generator) for half in halves]
-        self.ropes = [(each.cos(), each.sin()) for each in angles]
+        self.ropes: list[tuple[Tensor, ...]] = [(each.cos(), each.sin()) for each in angles]
         self.table = torch.randperm(16, generator=generator)[:6].int()
         self.slots = self.table.long()[positions // BLOCK] * BLOCK + positions % BLOCK
 
@@ -272,7 +276,7 @@ class Prompt:
             batch = VarlenBatch(
                 torch.tensor([0, chunk], dtype=torch.int32), self.table[None], torch.tensor([done], dtype=torch.int32)
             )
-            ropes = [(cosines[rows], sines[rows]) for cosines, sines in self.ropes]
+            ropes = [tuple(each[rows] for each in rope) for rope in self.ropes]
             parts.append(decoder(self.hidden[rows].clone(), ropes, self.slots[rows], batch))
         return torch.cat(parts)
 
@@ -299,6 +303,25 @@ def test_layers(isa: str, dtype: torch.dtype, fused: bool, parts: Parts, in_hada
     if dtype == torch.float32:  # most tokens have none
         errors = [relative(row, each) for row, each in zip(got, expected, strict=True)]
         assert sorted(errors)[len(errors) // 2] < 1e-3
+
+
+@every_level
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=str)
+def test_queries_with_factors(isa: str, dtype: torch.dtype) -> None:
+    """After the norms of heads, in one of two layers, of rows in chunks and of those that are read."""
+    stack, prompt = latest_stack(fused=False, parts=QWEN, dtype=dtype), Prompt(SIZE // 2, 24)
+    without = stack.expected(prompt.hidden, prompt.ropes)
+    prompt.ropes[0] += (torch.linspace(1, 4, prompt.count),)
+    expected = stack.expected(prompt.hidden, prompt.ropes)
+    got = prompt.run(NativeDecoder(workspace(isa, 2), stack.fresh()), [prompt.count])
+    limit = 5e-2 if dtype == torch.uint8 else 1e-2
+    assert relative(got, expected) < limit
+    assert relative(without, expected) > 3 * limit
+    assert torch.equal(prompt.run(NativeDecoder(workspace(isa, 2), stack.fresh()), [2, 30, 1, 12]), got)
+    read = torch.tensor([0, 3], dtype=torch.int32)
+    decoder, batch = NativeDecoder(workspace(isa, 2), stack.fresh()), prompt.batch(prompt.count, prompt.count)
+    some = decoder(prompt.hidden.clone(), prompt.ropes, prompt.slots, batch, read)
+    assert torch.equal(some[-3:], got[-3:])
 
 
 @pytest.mark.thinned("isa", "in_hadamard", "dtype", "parts")
@@ -641,18 +664,24 @@ def test_the_cache_holds_what_torch_would_store(isa: str, dtype: torch.dtype) ->
 @every_level
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_call_begins_with_embeddings_and_makes_angles(isa: str, num_threads: int) -> None:
-    """Bit for bit as if it had been given both; in chunks too, whose positions do not begin at 0."""
+    """Bit for bit as if it had been given both, and factors of queries; in chunks too, whose positions do not begin at
+    0.
+    """
     stack, prompt = latest_stack(fused=False, parts=LLAMA), Prompt(SIZE // 2, 24)
     space, generator = workspace(isa, num_threads), torch.Generator().manual_seed(5)
     table, _ = random_weight(14, 50, HIDDEN, generator)
     token_ids = torch.randint(50, (prompt.count,), generator=generator)
-    turns = [Turns(torch.rand(half, generator=generator), factor) for half, factor in ((32, 1.0), (24, 1.25))]
+    turns = [
+        Turns(torch.rand(32, generator=generator), query_scale_beta=0.3, query_scale_length=7),
+        Turns(torch.rand(24, generator=generator), 1.25),
+    ]
     positions = torch.arange(1000, 1000 + prompt.count)
     angles = [positions[:, None].float() * each.frequencies for each in turns]
     prompt.ropes = [
         (angle.double().cos().float() * each.factor, angle.double().sin().float() * each.factor)
         for angle, each in zip(angles, turns, strict=True)
     ]
+    prompt.ropes[0] += (1 + 0.3 * (positions // 7).double().log1p().float(),)
     prompt.hidden = decode_rows(space.library, table, token_ids) * torch.tensor(0.3) * torch.tensor(1 / 7)
     embedding = EmbeddingTable(table, scale=0.3, stream_scale=1 / 7)
     given = prompt.run(NativeDecoder(space, stack.fresh()), [prompt.count])
@@ -690,6 +719,7 @@ def test_tokens_without_embeddings_are_refused() -> None:
     table, _ = random_weight(14, 50, HIDDEN, torch.Generator().manual_seed(5))
     turns, down = [Turns(torch.rand(32)), Turns(torch.rand(32))], stack.layers[0].down
     assert down is not None
+    of_no_length = Turns(torch.rand(32), query_scale_beta=0.1, query_scale_length=0)
     decoder = NativeDecoder(workspace(), stack.layers, turns=turns, embedding=EmbeddingTable(table))
     batch, positions = prompt.batch(prompt.count, prompt.count), torch.arange(prompt.count)
     for token in (-1, 50, 2**40):
@@ -705,6 +735,7 @@ def test_tokens_without_embeddings_are_refused() -> None:
         lambda: decoder(prompt.hidden, positions[1:], prompt.slots, batch),
         lambda: decoder(prompt.hidden, positions, prompt.slots, batch, token_ids=token_ids.int()),
         lambda: NativeDecoder(workspace(), stack.layers, turns=turns[1:]),
+        lambda: NativeDecoder(workspace(), stack.layers, turns=[*turns[1:], of_no_length]),
         lambda: NativeDecoder(workspace(), stack.layers, turns=[*turns[1:], Turns(torch.rand(33))]),
         lambda: NativeDecoder(workspace(), stack.layers, turns=[*turns[1:], Turns(torch.rand(32).double())]),
         lambda: NativeDecoder(workspace(), stack.layers, embedding=EmbeddingTable(down.weight)),
@@ -753,6 +784,8 @@ def test_what_does_not_fit_is_refused() -> None:
         lambda: decoder(hidden, [first, (cosines.double(), sines)], slots, batch),
         lambda: decoder(hidden, [first, (cosines.repeat(1, 2), sines.repeat(1, 2))], slots, batch),
         lambda: decoder(hidden, [first, (cosines, sines[1:])], slots, batch),
+        lambda: decoder(hidden, [first, (cosines, sines, torch.ones(44))], slots, batch),
+        lambda: decoder(hidden, [first, (cosines, sines, torch.ones(45).double())], slots, batch),
         lambda: decoder(hidden, prompt.ropes, slots.int(), batch),
     ]
     for call in calls:

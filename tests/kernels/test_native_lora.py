@@ -77,7 +77,7 @@ class RandomAdapter:
 class AdaptedStack(Stack):
     """Computes what a stack with an adapter does, whose input is not quantized."""
 
-    def expected_with(self, adapter: RandomAdapter, hidden: Tensor, ropes: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def expected_with(self, adapter: RandomAdapter, hidden: Tensor, ropes: list[tuple[Tensor, ...]]) -> Tensor:
         plain = self.weights
         names = [{f"{name}_added": value for name, value in added.items()} for added in adapter.added]
         self.weights = [weights | added for weights, added in zip(plain, names, strict=True)]
@@ -111,8 +111,8 @@ class Texts:
         self.batch = VarlenBatch(cumulated(torch.tensor(LENGTHS)), tables, torch.tensor(LENGTHS).int())
         self.rows = [slice(*ends) for ends in zip(self.batch.cu_seqlens_q, self.batch.cu_seqlens_q[1:], strict=False)]
 
-    def ropes(self, rows: slice) -> list[tuple[Tensor, Tensor]]:
-        return [(cosines[rows], sines[rows]) for cosines, sines in self.prompt.ropes]
+    def ropes(self, rows: slice) -> list[tuple[Tensor, ...]]:
+        return [tuple(each[rows] for each in rope) for rope in self.prompt.ropes]
 
     def run(
         self, decoder: NativeDecoder, adapters: NativeAdapters | None, read: tuple[int, ...] | None = None

@@ -48,7 +48,7 @@ _SHAPE: Final[dict[str, Any]] = {
 }
 # No norm before either half; layer norms and an MLP without a gate; attention and MLP side by side; a factor on what
 # layers add; queries, keys and values in groups of rows; an activation with numbers of its own; gates of attention;
-# shared experts, as two matrices and as one; keys that are values, too.
+# shared experts, as two matrices and as one; keys that are values, too; queries that grow with their position.
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "olmo2": {},
     "starcoder2": {},
@@ -75,6 +75,14 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "attention_k_eq_v": True,
         "num_global_key_value_heads": 1,
         "tie_word_embeddings": False,
+    },
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "original_max_position_embeddings": 8,
+            "llama_4_scaling_beta": 0.5,
+        }
     },
 }
 DECOMPOSED: Final = ("starcoder2", "cohere", "falcon")

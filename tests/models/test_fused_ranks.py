@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,8 +33,18 @@ pytestmark = needs_library
 
 # Three ranks cannot divide heads and outputs evenly, and two of them share a key-value head.
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-# Its heads are those of its state, which have to be all of twice the hidden size.
-SIZES = {"mamba2": {"num_heads": 8}}
+# Its heads are those of its state, which have to be all of twice the hidden size; queries that grow within the prompt.
+OWN: dict[str, dict[str, Any]] = {
+    "mamba2": {"num_heads": 8},
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "original_max_position_embeddings": 4,
+            "llama_4_scaling_beta": 0.5,
+        }
+    },
+}
 PROMPT = [3, 17, 8, 90, 41, 41, 5, 22, 63, 12, 3, 8, 77, 30, 2, 9]
 # Of ranks, norms over all heads run one operation at a time.
 NORMED_TOGETHER = ("olmo2", "olmo3")
@@ -77,7 +88,7 @@ def said(tensors: Mapping[str, Tensor], reference: PreTrainedModel, isq: IsqType
 )
 @pytest.mark.parametrize("isq", [None, IsqType.Q8_0])
 def test_the_same_bits(family: str, isq: IsqType | None, tmp_path: Path) -> None:
-    reference = reference_of(usual(family) | SHAPE | FAMILIES[family][0] | SIZES.get(family, {}), tmp_path)
+    reference = reference_of(usual(family) | SHAPE | FAMILIES[family][0] | OWN.get(family, {}), tmp_path)
     tensors = reference.state_dict()
     try:
         whole = said(tensors, reference, isq, None)

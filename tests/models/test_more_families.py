@@ -5,6 +5,7 @@ KV kept and its weights quantized.
 from __future__ import annotations
 
 import functools
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -18,11 +19,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from native_weights import needs_library, workspace
+from paged_sdk.attention.backend import AttentionSetup
+from paged_sdk.attention.choice import choose_storage
 from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
+from paged_sdk.build.fusing import fuse
+from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
-from paged_sdk.errors import CheckpointError
+from paged_sdk.errors import CheckpointError, ConfigError
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.fusible import why_not_fused
@@ -196,7 +202,6 @@ NOT_FUSED: Final[dict[str, str]] = {
     "falcon with alibi": "does not know alibi_slopes = ",
     "bloom": "does not know alibi_slopes = ",
     "mpt": "does not know alibi_slopes = ",
-    "ministral3": "does not know query_scale_beta = ",
     **dict.fromkeys(LATENT, "has no latent attention"),
 }
 """Families whose layers the native decoder does not compute, and why."""
@@ -319,3 +324,11 @@ def test_layers_that_are_not_fused_say_why(family: str) -> None:
     settings = PoolSettings(block_size=16, dtype=torch.float32, device=CPU)
     backend = NativePagedBackend(packed.config, settings, 64, workspace=workspace(num_threads=2))
     assert f"the native decoder {NOT_FUSED[family]}" in (why_not_fused(packed, backend) or "")
+    # The engine chooses another backend where the native one cannot keep the keys.
+    engine = EngineConfig(num_blocks=64)
+    setup = AttentionSetup(
+        model=packed.config, engine=engine, dtype=torch.float32, device=CPU, workspace=workspace(num_threads=2)
+    )
+    chosen = choose_storage(setup).make(64)
+    with pytest.raises(ConfigError, match=f"with_batch_invariance = True .*{re.escape(NOT_FUSED[family])}"):
+        fuse(packed, chosen, BuildSettings(batch_invariance=True))

@@ -48,3 +48,10 @@ async def test_activations(activation: str, tmp_path: Path, caplog: pytest.LogCa
     assert f"the native decoder has no activation {activation}" in caplog.text
     with pytest.raises(ConfigError, match=f"no activation {activation}"):
         await builder.with_batch_invariance().build()
+
+
+async def test_sizes_of_heads(tmp_path: Path) -> None:
+    checkpoint = tiny.make_checkpoint("llama", tmp_path, head_dim=24)
+    builder = TextModelBuilder(checkpoint).with_force_cpu().with_batch_invariance()
+    with pytest.raises(ConfigError, match="the size of its heads is not a multiple of 16"):
+        await builder.build()

@@ -28,10 +28,12 @@ from paged_sdk.attention.no_attention import NoAttention
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.recurrent import StatefulBackend
+from paged_sdk.build.fusing import fuse
+from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
-from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
+from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.rotary import RotaryEmbedding
@@ -365,7 +367,16 @@ def test_kv_is_kept_of_layers_with_attention_alone() -> None:
     assert config.attention_layers == [2]
     assert config.kv_elements_per_token == 2 * config.num_kv_heads * config.head_dim
     assert backend_of(model).state_bytes == 4 * 3 * 2 * 64 * 4  # slots, layers, kept inputs, channels, bytes
-    assert why_not_fused(model, backend_of(model)) == "the native decoder has no recurrent layers"
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_why_layers_are_not_fused(family: str) -> None:
+    """Whatever keeps the keys of its other layers, and if there are none."""
+    _, model = models(family)
+    reason = "the native decoder has no recurrent layers"
+    assert why_not_fused(model, backend_of(model)) == reason
+    with pytest.raises(ConfigError, match=f"with_batch_invariance = True .*{reason}"):
+        fuse(model, backend_of(model, PagedCacheType.AUTO), BuildSettings(batch_invariance=True))
 
 
 @pytest.mark.parametrize(

@@ -403,9 +403,10 @@ void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_
   const std::vector<float> head_norm = random.normal(kHeadDim), hidden = random.normal(rows * kHidden);
   std::vector<float> cosines(rows * kHeadDim / 2), sines(rows * kHeadDim / 2);
   for (size_t i = 0; i < sines.size(); ++i) cosines[i] = std::cos(0.1f * i), sines[i] = std::sin(0.1f * i);
-  const std::vector<float> frequencies = random.normal(kHeadDim / 2);
+  const std::vector<float> frequencies = random.normal(kHeadDim / 2), query_scales(rows, 1.25f);
   const std::vector<int64_t> token_ids(rows, 3), positions(rows, 1000);
-  const paged_rope rope{alone ? nullptr : cosines.data(), sines.data(), frequencies.data(), 1.5f, kHeadDim / 2, 0, 0};
+  const paged_rope rope{alone ? nullptr : cosines.data(), sines.data(), alone ? nullptr : query_scales.data(),
+                        frequencies.data(), 1.5f, 0.2f, 300, kHeadDim / 2, 0, 0};
   const std::vector<int64_t> slots = batch.slots(heads.block_size);
   std::vector<float> factors = random.normal(heads.num_kv_heads * kHeadDim);
   for (float& factor : factors) factor = std::exp2(factor);

@@ -26,7 +26,12 @@ def fuse(model: AnyModel, backend: AttentionBackend, settings: BuildSettings) ->
     """
     if not isinstance(model, DecoderModel):
         if settings.batch_invariance:
-            raise ConfigError.of("with_batch_invariance", True, "a model of a family that has a decoder here")
+            kind = model.config.model_type
+            raise ConfigError.of(
+                "with_batch_invariance",
+                True,
+                f"a model of a family that has a decoder here; a class of transformers computes {kind}",
+            )
         return model
     if isinstance(backend, DividedBackend):
         if settings.batch_invariance:

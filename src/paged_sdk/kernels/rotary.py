@@ -32,6 +32,11 @@ class Rotation:
     sines: Tensor
     query_scale: Tensor | None = None
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return cosines, sines, and the factors of queries if there are any; each has a row per token."""
+        return (self.cosines, self.sines, *(() if self.query_scale is None else (self.query_scale,)))
+
     @cached_property
     def cos(self) -> Tensor:
         """Return the cosines as ``[num_tokens, 1, 1, n]``."""

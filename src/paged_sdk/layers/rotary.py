@@ -30,13 +30,14 @@ class RotaryEmbedding:
         self._query_scale = (config.query_scale_beta, config.original_max_position) if config.query_scale_beta else None
 
     @property
-    def turns(self) -> tuple[Tensor, float] | None:
-        """Return the frequencies, ``[rotary_dim / 2]`` float32 in radians per token, and the factor of cosines and
-        sines, if these follow from a token's own position alone; else None.
+    def turns(self) -> tuple[Tensor, float, float, int] | None:
+        """Return the frequencies, ``[rotary_dim / 2]`` float32 in radians per token, the factor of cosines and sines,
+        and ``query_scale_beta`` with the length that it counts in, if all follows from a token's own position alone;
+        else None.
         """
-        if self._long is not None or self._query_scale is not None or self._axes.numel():
+        if self._long is not None or self._axes.numel():
             return None
-        return self._inverse_frequencies, self._attention_factor
+        return self._inverse_frequencies, self._attention_factor, *(self._query_scale or (0.0, 1))
 
     def at(self, positions: Tensor, is_long: Tensor | None = None) -> Rotation:
         """Compute the cosines and sines at the given positions. Doing so once per step for all layers is cheaper than

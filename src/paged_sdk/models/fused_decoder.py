@@ -145,11 +145,7 @@ class FusedLayers:
         assert rows is not None
         if reads_all and rows.cu_seqlens_read is not None:
             rows = evolve(rows, cu_seqlens_read=None)
-        ropes: Sequence[tuple[Tensor, Tensor]] | Tensor
-        if isinstance(rotations, Tensor):
-            ropes = rotations
-        else:
-            ropes = [(rotations[number].cosines, rotations[number].sines) for number in self._ropes]
+        ropes = rotations if isinstance(rotations, Tensor) else [rotations[number].tensors for number in self._ropes]
         adapters = _native_adapters(ctx.adapted, self.layers)
         inputs = None if ctx.layer_inputs is None else ctx.layer_inputs.flatten(1).float().contiguous()
         later = None if ctx.inserted is None or not ctx.inserted.later else ctx.inserted
@@ -162,7 +158,7 @@ class FusedLayers:
                 hidden[tokens] = self._run(
                     decoder,
                     hidden[tokens],
-                    ropes[tokens] if isinstance(ropes, Tensor) else [(cos[tokens], sin[tokens]) for cos, sin in ropes],
+                    ropes[tokens] if isinstance(ropes, Tensor) else [tuple(t[tokens] for t in each) for each in ropes],
                     part,
                     None if adapters is None else NativeAdapters(adapters.loras, adapters.numbers[tokens]),
                     None if later is None else later.part(tokens),
@@ -176,7 +172,7 @@ class FusedLayers:
         self,
         decoder: NativeDecoder,
         hidden: Tensor,
-        ropes: Sequence[tuple[Tensor, Tensor]] | Tensor,
+        ropes: Sequence[tuple[Tensor, ...]] | Tensor,
         rows: NativeRows,
         adapters: NativeAdapters | None,
         later: InsertedRows | None,

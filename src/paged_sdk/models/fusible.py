@@ -11,6 +11,7 @@ from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import AttentionGate, DecoderConfig, NormKind
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.config.rope import RopeConfig
+from paged_sdk.errors import shown
 from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.layers.norm import LayerNorm, NoNorm, RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
@@ -56,13 +57,13 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
             *("embedding_scale", "residual_scale", "tie_embeddings", "head_bias", "logit_scale", "logit_softcap"),
         }
     ),
-    # The fused layers take a rotary embedding's cosines and sines, and the pairing of elements.
+    # The fused layers take a rotary embedding's cosines and sines, the factors of queries, and the pairing of elements.
     RopeConfig: frozenset(
         {
             *("rotary_dim", "theta", "kind", "factor", "original_max_position", "low_freq_factor", "high_freq_factor"),
             *("beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim", "attention_factor"),
             *("short_factor", "long_factor", "inv_freq_divisors", "gguf_attn_factor", "rotates", "interleaved"),
-            "axis_of_frequency",
+            *("query_scale_beta", "axis_of_frequency"),
         }
     ),
     MoeConfig: frozenset(
@@ -83,25 +84,18 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
     """Return why a model's layers cannot be fused, or None if they can.
 
     The check is an allowlist: a model with a setting or kind of layer that is not listed here runs one operation at a
-    time.
+    time. What the model has is asked before where its keys are: the same setting may have kept them from a native pool.
 
     :param backend: the attention backend that keeps these layers' keys and values
     :param layers: the layers to check; None: all
     """
-    if model.config.recurrent_layers:
-        return "the native decoder has no recurrent layers"
-    if model.config.latent is not None:
-        return "the native decoder has no latent attention"
+    config = model.config
+    if (reason := _what_it_has(model)) is not None:
+        return reason
     if (pages := backend.native_pages) is None:
         return "its attention is not native"
     if model.group is not None and model.group.shared is None:
         return "the ranks share no memory"
-    config = model.config
-    parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
-    if (reason := next(filter(None, map(_unknown_setting, parts)), None) or _unknown_kind(model)) is not None:
-        return reason
-    if config.activation not in KERNEL_ACTIVATIONS and config.activation is not Activation.XIELU:
-        return f"the native decoder has no activation {config.activation.value}"
     if (unknown := _unknown_combination(config, pages.workspace.library.max_interleaved)) is not None:
         return f"the native decoder does not know {unknown}"
     of_layers = (config.layer(index).intermediate_size for index in range(config.num_layers))
@@ -116,6 +110,25 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
         mixture = layer.mlp if isinstance(layer.mlp, MoeMlp) else layer.expert_branch
         if mixture is not None and mixture.experts.native_weights is None:
             return "its experts have no native kernel"
+    return None
+
+
+def _what_it_has(model: DecoderModel) -> str | None:
+    """Return a reason that names what the model has and no backend could make up for, or None."""
+    config = model.config
+    if config.recurrent_layers:
+        return "the native decoder has no recurrent layers"
+    if len(config.attention_layers) < config.num_layers:
+        return "the native decoder has no layers without attention"
+    if config.latent is not None:
+        return "the native decoder has no latent attention"
+    parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
+    if (reason := next(filter(None, map(_unknown_setting, parts)), None) or _unknown_kind(model)) is not None:
+        return reason
+    if config.activation not in KERNEL_ACTIVATIONS and config.activation is not Activation.XIELU:
+        return f"the native decoder has no activation {config.activation.value}"
+    if any(size % 16 for size in config.head_dims):
+        return "the size of its heads is not a multiple of 16"
     return None
 
 
@@ -181,5 +194,5 @@ def _unknown_setting(part: DecoderConfig | RopeConfig | MoeConfig) -> str | None
     for field in fields(type(part)):
         value = getattr(part, field.name)
         if field.name not in known and (field.default is NOTHING or value != field.default):
-            return f"the native decoder does not know {field.name} = {value!r}"
+            return f"the native decoder does not know {field.name} = {shown(value)}"
     return None

@@ -45,14 +45,19 @@ class EmbeddingTable:
 
 @frozen(eq=False)
 class Turns:
-    """Holds what a rotary embedding's angles at a position follow from.
+    """Holds what a rotary embedding's angles at a position follow from, and the factor of queries there.
 
     :ivar frequencies: ``[n]`` float32, in radians per position
     :ivar factor: multiplies cosines and sines
+    :ivar query_scale_beta: queries at position p are multiplied by ``1 + query_scale_beta * log(1 + floor(p /
+        query_scale_length))``
+    :ivar query_scale_length: 1 or more with a ``query_scale_beta``
     """
 
     frequencies: Tensor
     factor: float = 1.0
+    query_scale_beta: float = 0.0
+    query_scale_length: int = 1
 
 
 class NativeDecoder:
@@ -112,7 +117,10 @@ class NativeDecoder:
             half = len(turn.frequencies)
             self._check_half("frequencies", turn.frequencies, widest, interleaved=bool(rope.interleaved))
             _check_contiguous("frequencies", turn.frequencies, (half,), torch.float32)
+            if turn.query_scale_length < 1 and turn.query_scale_beta:
+                raise ConfigError.of("query_scale_length", turn.query_scale_length, "1 or more")
             rope.frequencies, rope.factor = turn.frequencies.data_ptr(), turn.factor
+            rope.query_scale_beta, rope.query_scale_length = turn.query_scale_beta, turn.query_scale_length
         self._args = Decoder(
             ropes=addressof(self._ropes),
             workspace=workspace.handle,
@@ -196,7 +204,7 @@ class NativeDecoder:
     def __call__(
         self,
         hidden: Tensor,
-        ropes: Sequence[tuple[Tensor, Tensor]] | Tensor,
+        ropes: Sequence[tuple[Tensor, ...]] | Tensor,
         slots: Tensor,
         batch: VarlenBatch,
         cu_seqlens_read: Tensor | None = None,
@@ -210,8 +218,9 @@ class NativeDecoder:
 
         :param hidden: [num_tokens, hidden] float32, contiguous; changed in place
         :param ropes: for each rotary embedding, cosines and sines at the tokens' positions, [num_tokens, n] float32
-            each, contiguous: elements i and n + i of a head are rotated; n is at most half a head. Or these positions,
-            [num_tokens] int64, contiguous, of which they are made
+            each, contiguous: elements i and n + i of a head are rotated; n is at most half a head. A third tensor,
+            [num_tokens] float32, has factors of queries. Or the positions, [num_tokens] int64, contiguous, of which all
+            this is made
         :param slots: [num_tokens] int64: slots of the tokens' keys and values, ``block * block_size + offset``
         :param batch: the step's sequences; their contexts include the new tokens
         :param cu_seqlens_read: [num_seqs + 1] int32, contiguous: of sequence s, only the last ``cu_seqlens_read[s + 1]
@@ -266,7 +275,7 @@ class NativeDecoder:
         del kept
         return hidden
 
-    def _give_ropes(self, ropes: Sequence[tuple[Tensor, Tensor]] | Tensor, num_tokens: int) -> None:
+    def _give_ropes(self, ropes: Sequence[tuple[Tensor, ...]] | Tensor, num_tokens: int) -> None:
         """Give the C structures a step's cosines and sines, or the positions of which the call makes them."""
         if isinstance(ropes, Tensor):
             if not self._turns:
@@ -274,16 +283,19 @@ class NativeDecoder:
             _check_contiguous("ropes", ropes, (num_tokens,), torch.int64)
             self._args.positions = ropes.data_ptr()
             for target, turn in zip(self._ropes, self._turns, strict=True):
-                target.cosines, target.half = None, len(turn.frequencies)
+                target.cosines, target.query_scales, target.half = None, None, len(turn.frequencies)
             return
         if len(ropes) != len(self._ropes):
             raise ConfigError.of("ropes", len(ropes), f"one for each that the layers name: {len(self._ropes)}")
-        for target, (cosines, sines), widest in zip(self._ropes, ropes, self._widest_ropes, strict=True):
+        for target, (cosines, sines, *scales), widest in zip(self._ropes, ropes, self._widest_ropes, strict=True):
             half = cosines.shape[-1]
             self._check_half("cosines", cosines, widest, interleaved=bool(target.interleaved))
             _check_contiguous("cosines", cosines, (num_tokens, half), torch.float32)
             _check_contiguous("sines", sines, (num_tokens, half), torch.float32)
+            for each in scales:
+                _check_contiguous("query_scales", each, (num_tokens,), torch.float32)
             target.cosines, target.sines, target.half = cosines.data_ptr(), sines.data_ptr(), half
+            target.query_scales = scales[0].data_ptr() if scales else None
 
     def _check_half(self, name: str, numbers: Tensor, widest: int, *, interleaved: bool) -> None:
         """Check how many pairs a rotary embedding turns.

@@ -150,8 +150,11 @@ class Rope(Structure):
     _fields_ = (
         ("cosines", c_void_p),
         ("sines", c_void_p),
+        ("query_scales", c_void_p),
         ("frequencies", c_void_p),
         ("factor", c_float),
+        ("query_scale_beta", c_float),
+        ("query_scale_length", c_int32),
         ("half", c_int32),
         ("interleaved", c_int32),
         ("reserved", c_int32),

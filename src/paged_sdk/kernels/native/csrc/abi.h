@@ -191,12 +191,17 @@ struct paged_mixture {
 constexpr int32_t kMaxInterleaved = 512;
 
 // Rotary embedding of a step's rows: cosines and sines are [num_rows, half]. Element i of a head is rotated with
-// element half + i; if interleaved, 2i with 2i + 1, and the result is stored in the half-split order.
+// element half + i; if interleaved, 2i with 2i + 1, and the result is stored in the half-split order. Queries may be
+// multiplied by a factor per row before that; made in the call, it is 1 + query_scale_beta * log(1 + floor(position /
+// query_scale_length)).
 struct paged_rope {
   const float* cosines;      // null: made in the call, of frequencies and the rows' positions (step_inputs.h)
   const float* sines;
+  const float* query_scales;  // [num_rows]; null: made with the cosines, or queries are left as they are
   const float* frequencies;  // [half], in radians per position; read if cosines are null
   float factor;              // of the cosines and sines that are made
+  float query_scale_beta;    // 0: none are made
+  int32_t query_scale_length;  // at least 1 with query_scale_beta
   int32_t half;
   int32_t interleaved;
   int32_t reserved;
@@ -293,8 +298,9 @@ struct paged_ranks {
 };
 
 // Runs all layers on hidden [num_rows, hidden], float32, contiguous, in place, and writes the keys and values of the
-// rows' tokens to their slots. With token_ids, hidden need not be given: the call begins with the tokens' embeddings. Of sequence s, only the last cu_seqlens_read[s + 1] - cu_seqlens_read[s] rows are read
-// afterwards; the others keep their values from before the last layer that writes keys.
+// rows' tokens to their slots. With token_ids, hidden need not be given: the call begins with the tokens' embeddings.
+// Of sequence s, only the last cu_seqlens_read[s + 1] - cu_seqlens_read[s] rows are read afterwards; the others keep
+// their values from before the last layer that writes keys.
 struct paged_decoder_args {
   float* hidden;
   const paged_rope* ropes;

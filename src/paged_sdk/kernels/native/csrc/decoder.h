@@ -180,8 +180,8 @@ inline int last_with_keys(const paged_decoder_args& args) {
   return layer;
 }
 
-// Runs all layers. The last one that has keys computes keys and values of all rows, for later steps. The rest of it, and
-// layers after it, are computed only for rows that are read: for a prompt's chunk, one or none.
+// Runs all layers. The last one that has keys computes keys and values of all rows, for later steps. The rest of it,
+// and layers after it, are computed only for rows that are read: for a prompt's chunk, one or none.
 inline Task run_layers(Job& job, const paged_decoder_args& args, const DecoderScratch& scratch,
                        const ThreadSums& sums) {
   const AdapterScratch& own = scratch.adapters;

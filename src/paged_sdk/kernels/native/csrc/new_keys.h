@@ -96,9 +96,9 @@ inline int position_of(const paged_batch& batch, int64_t token) {
   return batch.context_lens[next - 1 - batch.cu_seqlens_q] - static_cast<int>(*next - token);
 }
 
-// Processes one row [queries | keys | values]: rotates queries in place, in the cache's basis if it has its own, and
-// writes keys and values to the cache. A layer that shares keys has queries only. The row's rotary embedding is that of
-// the step's row `rotated`.
+// Processes one row [queries | keys | values]: scales and rotates queries in place, in the cache's basis if it has its
+// own, and writes keys and values to the cache. A layer that shares keys has queries only. The row's rotary embedding
+// is that of the step's row `rotated`.
 inline void place_token(const Placement& placement, float* row, int64_t token, int64_t rotated) {
   const paged_heads& heads = placement.heads;
   const int size = heads.head_dim, half = placement.rope.half;
@@ -117,6 +117,10 @@ inline void place_token(const Placement& placement, float* row, int64_t token, i
     const Floats highest = broadcast(layer.qkv_clip), lowest = broadcast(-layer.qkv_clip);
     for (int c = 0; c < (heads.num_heads + 2 * num_keys) * size; c += 16)
       store_floats(row + c, minimum(highest, maximum(lowest, load_floats(row + c))));
+  }
+  if (placement.rope.query_scales != nullptr) {
+    const Floats scale = broadcast(placement.rope.query_scales[rotated]);
+    for (int c = 0; c < heads.num_heads * size; c += 16) store_floats(row + c, mul(load_floats(row + c), scale));
   }
   for (int h = 0; h < heads.num_heads + num_keys; ++h) {
     if (placement.rope.interleaved != 0) {

@@ -1,8 +1,11 @@
-// Makes what decoder layers need of a step's tokens: their embeddings, and the cosines and sines of their positions.
+// Makes what decoder layers need of a step's tokens: their embeddings, and the cosines and sines of their positions,
+// with the factors of queries there.
 //
-// Callers could make both before the call, but between two steps the weights of one have replaced in the caches what the
-// other needs: for one token of SmolLM2, torch's operations took 300 us of a step's 4,300 (AMD Zen 4).
+// Callers could make both before the call, but between two steps the weights of one have replaced in the caches what
+// the other needs: for one token of SmolLM2, torch's operations took 300 us of a step's 4,300 (AMD Zen 4).
 #pragma once
+
+#include <cmath>
 
 #include "activations.h"
 #include "rows.h"
@@ -36,14 +39,23 @@ inline void turn(float angle, float& cosine, float& sine) {
 // Whether the call makes this rotary embedding's cosines and sines.
 inline bool is_made(const paged_rope& rope) { return rope.cosines == nullptr; }
 
-// The rotary embeddings of a step, and memory for the cosines and sines that are made.
+// Whether it makes factors of queries beside them.
+inline bool makes_scales(const paged_rope& rope) { return is_made(rope) && rope.query_scale_beta != 0.0f; }
+
+// Returns the factor of queries at a position: Llama 4's temperature of attention. The logarithm is rounded once.
+inline float query_scale(const paged_rope& rope, int64_t position) {
+  const auto lengths = static_cast<double>(position / rope.query_scale_length);
+  return 1.0f + rope.query_scale_beta * static_cast<float>(std::log1p(lengths));
+}
+
+// The rotary embeddings of a step, and memory for the cosines, sines and factors of queries that are made.
 struct StepRopes {
   paged_rope* ropes;  // [num_ropes]
-  float* angles;      // of each that is made: cosines, then sines, [num_rows, half]
+  float* angles;      // of each that is made: cosines, then sines, [num_rows, half]; then factors, [num_rows], if any
 
   static StepRopes at(Arena& arena, const paged_decoder_args& args) {
     size_t numbers = 0;
-    for (int i = 0; i < args.num_ropes; ++i) numbers += is_made(args.ropes[i]) ? 2 * count(args, i) : 0;
+    for (int i = 0; i < args.num_ropes; ++i) numbers += numbers_of(args, i);
     paged_rope* const ropes = arena.take<paged_rope>(args.num_ropes);
     return {ropes, arena.take<float>(numbers)};
   }
@@ -58,10 +70,11 @@ struct StepRopes {
     const float* made = angles;
     for (int i = 0; i < args.num_ropes; ++i) {
       ropes[i] = args.ropes[i];
-      if (!is_made(ropes[i])) continue;
+      if (!is_made(args.ropes[i])) continue;
       ropes[i].cosines = made;
       ropes[i].sines = made + count(args, i);
-      made += 2 * count(args, i);
+      if (makes_scales(args.ropes[i])) ropes[i].query_scales = made + 2 * count(args, i);
+      made += numbers_of(args, i);
     }
     paged_decoder_args out = args;
     out.ropes = ropes;
@@ -75,7 +88,7 @@ struct StepRopes {
     return 5000 * pairs;
   }
 
-  // Writes the cosines and sines of a row.
+  // Writes the cosines and sines of a row, and the factor of its queries.
   void turn_row(const paged_decoder_args& args, int64_t row) const {
     float* made = angles;
     for (int i = 0; i < args.num_ropes; ++i) {
@@ -86,11 +99,17 @@ struct StepRopes {
       for (int f = 0; f < rope.half; ++f) turn(position * rope.frequencies[f], cosines[f], sines[f]);
       if (rope.factor != 1.0f)
         for (int f = 0; f < rope.half; ++f) cosines[f] *= rope.factor, sines[f] *= rope.factor;
-      made += 2 * count(args, i);
+      if (makes_scales(rope)) made[2 * count(args, i) + row] = query_scale(rope, args.positions[row]);
+      made += numbers_of(args, i);
     }
   }
 
  private:
+  // Returns how many numbers are made for a rotary embedding.
+  static size_t numbers_of(const paged_decoder_args& args, int i) {
+    if (!is_made(args.ropes[i])) return 0;
+    return 2 * count(args, i) + (makes_scales(args.ropes[i]) ? args.num_rows : 0);
+  }
   static size_t count(const paged_decoder_args& args, int i) {
     return static_cast<size_t>(args.num_rows) * args.ropes[i].half;
   }
