@@ -141,13 +141,13 @@ def test_the_likeliest_tokens_are_asked_for_one_after_the_other() -> None:
     assert [change.mask for _, change in prepared.changes[-1]] != [None]
 
 
-def test_nothing_is_proposed_to_a_row_without_a_finite_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device's argmax returns NOT_DRAWN for such a row, which is not an index."""
+def test_nothing_is_proposed_to_a_row_without_a_finite_maximum() -> None:
+    """Its likeliest token is NOT_DRAWN, which is not an index."""
     request = evolve(make_request(SamplingParams(temperature=0.0, seed=0)), grammar=GRAMMAR)
     sampler = make_sampler(prepare_all_masks=False)
     rows = [make_row(request)]
     changes = sampler.prepare(rows).changes[-1]
     logits = torch.arange(len(TOKENS), dtype=torch.float32)[None]
     logits[0, 11] = torch.inf
-    monkeypatch.setattr("paged_sdk.sampling.proposals.argmax", lambda logits: np.array([NOT_DRAWN]))
-    assert not Proposals(logits, rows, sampler._processors[-1], changes, sampler._token_draw).taken
+    for known in ({}, {0: NOT_DRAWN}):
+        assert not Proposals(logits, rows, sampler._processors[-1], changes, sampler._token_draw, known).taken

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Self
 
 import numpy as np
-import torch
+import numpy.typing as npt
 from attrs import define
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from paged_sdk.constraints.masks import Mask, MaskFiller, Positions
 from paged_sdk.errors import ConstraintError
 from paged_sdk.sampling.failures import Failures
 from paged_sdk.sampling.processor import ALL_TOKENS, Processor, ProcessorState
-from paged_sdk.sampling.sparse import keep_only
+from paged_sdk.sampling.sparse import Entries, ban, keep_only
 from paged_sdk.scheduler.request import Request
 
 __all__ = ["ConstraintChange", "ConstraintState", "Constraints"]
@@ -108,11 +108,13 @@ class Constraints(Processor[ConstraintChange]):
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, ConstraintChange]]) -> Failures:
         self._fill([change for _, change in changes if change.mask is None])
         failures: dict[int, ConstraintError] = {}
+        masks: list[tuple[int, Mask]] = []
         for row, change in changes:
             if isinstance(change.mask, str):
                 failures[row] = _failure(change.request, change.mask)
             elif change.mask is not None:
-                _keep_allowed(logits[row], change.mask)
+                masks.append((row, change.mask))
+        _keep_allowed(logits, masks)
         return failures
 
 
@@ -144,19 +146,26 @@ def _select_unmasked(own: Sequence[ConstraintChange]) -> Sequence[ConstraintChan
     return [last] if not forced and state.may_end() else []
 
 
-def _keep_allowed(logits: Tensor, mask: Mask) -> None:
-    """Ban the tokens that a mask does not allow; if only the end is allowed, give the end token a finite logit.
+def _keep_allowed(logits: Tensor, masks: Sequence[tuple[int, Mask]]) -> None:
+    """Ban the tokens that masks do not allow; where only the end is allowed, give the end token a finite logit.
 
-    :param logits: float32 ``[vocab_size]``
+    :param logits: float32 ``[N, vocab_size]``
+    :param masks: rows, each once, and their masks
     """
-    if mask.ending is not None:
-        logits.fill_(-torch.inf)
-        logits[mask.ending] = 0
-        return
-    if mask.are_allowed:
-        keep_only(logits, mask.tokens)
-    else:
-        logits.index_fill_(0, torch.from_numpy(mask.tokens).to(logits.device), -torch.inf)
+    kept: list[tuple[int, npt.NDArray[np.int64]]] = []
+    banned: list[tuple[int, npt.NDArray[np.int64]]] = []
+    endings: list[tuple[int, npt.NDArray[np.int64]]] = []
+    for row, mask in masks:
+        if mask.ending is not None:
+            endings.append((row, np.array([mask.ending])))
+        else:
+            (kept if mask.are_allowed else banned).append((row, mask.tokens))
+    if kept or endings:
+        keep_only(logits, [*kept, *endings])
+    if banned:
+        ban(logits, banned)
+    if endings:
+        Entries(logits, [row for row, _ in endings], [token for _, token in endings]).write(0)
 
 
 class ConstraintState(ProcessorState[ConstraintChange]):

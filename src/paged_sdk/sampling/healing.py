@@ -29,8 +29,7 @@ class TokenHealing(Processor[npt.NDArray[np.int64]]):
         return HealingState(request.healing, [0])
 
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, npt.NDArray[np.int64]]]) -> Failures:
-        for row, fitting in changes:
-            keep_only(logits[row], fitting)
+        keep_only(logits, changes)
         return NO_FAILURES
 
 

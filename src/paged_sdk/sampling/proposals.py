@@ -17,8 +17,7 @@ and summing p takes as long as computing a mask.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -27,11 +26,11 @@ import numpy.typing as npt
 from torch import Tensor
 
 from paged_sdk.kernels.sampling import NOT_DRAWN
-from paged_sdk.sampling.candidates import argmax, likeliest, select_rows
+from paged_sdk.sampling.candidates import likeliest, select_rows
 from paged_sdk.sampling.processor import Processor
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.sampling.token_draw import TokenDraw
-from paged_sdk.sampling.truncation import is_greedy
+from paged_sdk.sampling.truncation import draw_greedy, is_greedy
 
 __all__ = ["NUM_DRAWN", "Proposals"]
 
@@ -53,6 +52,7 @@ class Proposals:
     :param rows: one per row of the logits
     :param changes: the rows to propose for, and their changes
     :param token_draw: draws the proposals
+    :param likeliest_tokens: the likeliest tokens of rows where they are known
     :ivar taken: the chosen tokens of rows that need no mask
     :ivar drawn: the proposals of the other rows that draw, ``[num_samples, NUM_DRAWN]`` each; below 0: no token
     """
@@ -64,6 +64,7 @@ class Proposals:
         processor: Processor[Any],
         changes: Sequence[tuple[int, Any]],
         token_draw: TokenDraw,
+        likeliest_tokens: Mapping[int, int],
     ) -> None:
         self.taken: dict[int, list[int]] = {}
         self.drawn: dict[int, Ids] = {}
@@ -80,27 +81,32 @@ class Proposals:
                 drawing.append(index)
         self._allows: dict[int, Allows] = {index: partial(processor.allows, change) for index, change in changes}
         if greedy:
-            self._take_likeliest(greedy)
+            self._take_likeliest(greedy, likeliest_tokens)
         if drawing:
             self._draw(drawing)
 
-    def _take_likeliest(self, indices: Sequence[int]) -> None:
-        tokens = argmax(select_rows(self._logits, indices)).tolist()
-        for index, token in zip(indices, tokens, strict=True):
-            if token == NOT_DRAWN or not math.isfinite(self._logits[index, token]):
-                continue
-            if not self._allows[index](token):
-                token = self._next_likeliest(index)
-            if token != NOT_DRAWN:
-                self.taken[index] = [token] * self._rows[index].num_samples
+    def _take_likeliest(self, indices: Sequence[int], known: Mapping[int, int]) -> None:
+        unknown = [index for index in indices if index not in known]
+        found = draw_greedy(select_rows(self._logits, unknown)).tolist() if unknown else []
+        tokens = {**known, **dict(zip(unknown, found, strict=True))}
+        drawn = [index for index in indices if tokens[index] != NOT_DRAWN]
+        banned = [index for index in drawn if not self._take(index, [tokens[index]])]
+        if banned:
+            self._take_next_likeliest(banned)
 
-    def _next_likeliest(self, index: int) -> int:
-        """Return the likeliest allowed token after the likeliest one, or NOT_DRAWN if the next few are all banned."""
-        row = self._logits[index : index + 1]
-        values, tokens = (each[0] for each in likeliest(row, min(_NUM_LIKELIEST, row.shape[1])))
-        # Skip tokens that tie with the last: ties with lower ids may be missing from the list, and all may be -inf.
-        found = (token for token in tokens[values > values[-1]][1:].tolist() if self._allows[index](token))
-        return next(found, NOT_DRAWN)
+    def _take_next_likeliest(self, indices: Sequence[int]) -> None:
+        """Take the likeliest allowed token of each row after the likeliest one, unless the next few are all banned."""
+        width = min(_NUM_LIKELIEST, self._logits.shape[1])
+        for index, values, tokens in zip(indices, *likeliest(select_rows(self._logits, indices), width), strict=True):
+            # Skip tokens that tie with the last: ties with lower ids may be missing from the list, and all may be -inf.
+            self._take(index, tokens[values > values[-1]][1:].tolist())
+
+    def _take(self, index: int, tokens: Sequence[int]) -> bool:
+        """Take the first of some tokens that is allowed, and tell whether one is."""
+        token = next(filter(self._allows[index], tokens), NOT_DRAWN)
+        if token != NOT_DRAWN:
+            self.taken[index] = [token] * self._rows[index].num_samples
+        return token != NOT_DRAWN
 
     def _draw(self, indices: Sequence[int]) -> None:
         proposed = self._token_draw.propose(self._logits, self._rows, indices, NUM_DRAWN)

@@ -25,7 +25,7 @@ from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.sampling.text_state import TextState
 from paged_sdk.sampling.token_draw import make_token_draw
-from paged_sdk.sampling.truncation import draw_greedy
+from paged_sdk.sampling.truncation import draw_greedy, is_greedy
 
 __all__ = ["PreparedRows", "SampledRows", "Sampler", "take_likeliest"]
 
@@ -177,28 +177,35 @@ class Sampler:
                 tables = self._logprob_tables(logits, rows, logits_stay=self._token_draw.keeps_logits)
                 drawn = self._token_draw.draw(logits, rows, range(len(rows)), {})
                 return _take_drawn(drawn, rows, _raw_logprobs(tables, drawn))
-            failed: dict[int, PagedError] = {**prepared.failed, **_zero_bad_rows(logits, rows)}
-            tables = self._logprob_tables(logits, rows, logits_stay=False)
-            taken: Mapping[int, list[int]] = {}
-            proposed: Mapping[int, npt.NDArray[np.int64]] = {}
-            for processor, changes in zip(self._processors, prepared.changes, strict=True):
-                if not changes:
-                    continue
-                if processor is self._processors[-1] and processor.answers_per_token:
-                    asked = [
-                        each for each in changes if each[0] not in failed and processor.only_token(each[1]) is None
-                    ]
-                    proposals = Proposals(logits, rows, processor, asked, self._token_draw)
-                    taken, proposed = proposals.taken, proposals.drawn
-                    changes = [each for each in changes if each[0] not in taken]
-                if changes:
-                    failed = {**processor.apply(logits, changes), **failed}
-            wanted = [index for index in range(len(rows)) if index not in failed and index not in taken]
-            drawn = self._token_draw.draw(logits, rows, wanted, proposed)
-            tokens = {**taken, **dict(zip(wanted, drawn, strict=True))}
-            failed |= {index: all_banned(rows[index].request) for index in wanted if not tokens[index]}
-            chosen = [tokens.get(index, []) for index in range(len(rows))]
-            return SampledRows(chosen, _raw_logprobs(tables, chosen), failed)
+            return self._sample_changed(logits, prepared)
+
+    def _sample_changed(self, logits: Tensor, prepared: PreparedRows) -> SampledRows:
+        """Sample rows of which processors change some."""
+        rows = prepared.rows
+        likeliest: dict[int, int] = dict(enumerate(draw_greedy(logits).tolist()))
+        failed: dict[int, PagedError] = {**prepared.failed, **_zero_bad_rows(logits, rows, likeliest)}
+        tables = self._logprob_tables(logits, rows, logits_stay=False)
+        taken: Mapping[int, list[int]] = {}
+        proposed: Mapping[int, npt.NDArray[np.int64]] = {}
+        for processor, changes in zip(self._processors, prepared.changes, strict=True):
+            if not changes:
+                continue
+            if processor is self._processors[-1] and processor.answers_per_token:
+                asked = [each for each in changes if each[0] not in failed and processor.only_token(each[1]) is None]
+                proposals = Proposals(logits, rows, processor, asked, self._token_draw, likeliest)
+                taken, proposed = proposals.taken, proposals.drawn
+                changes = [each for each in changes if each[0] not in taken]
+            if changes:
+                failed = {**processor.apply(logits, changes), **failed}
+            for index, _ in changes:
+                likeliest.pop(index, None)  # it may be another one now
+        wanted = [index for index in range(len(rows)) if index not in failed and index not in taken]
+        tokens = {**taken, **_greedy_rows(likeliest, rows, wanted)}
+        wanted = [index for index in wanted if index not in tokens]
+        tokens |= zip(wanted, self._token_draw.draw(logits, rows, wanted, proposed), strict=True)
+        failed |= {index: all_banned(rows[index].request) for index in wanted if not tokens[index]}
+        chosen = [tokens.get(index, []) for index in range(len(rows))]
+        return SampledRows(chosen, _raw_logprobs(tables, chosen), failed)
 
     def sample_alone(self, logits: Tensor, rows: Sequence[SampleRow]) -> SampledRows:
         """Sample rows one by one, after :meth:`sample` has raised for all together. A row that raises again fails.
@@ -288,6 +295,17 @@ def _known_tokens(
     }
 
 
+def _greedy_rows(
+    likeliest: Mapping[int, int], rows: Sequence[SampleRow], wanted: Sequence[int]
+) -> dict[int, list[int]]:
+    """Return the tokens of those wanted rows that are greedy and whose likeliest token is known."""
+    return {
+        index: [likeliest[index]] * rows[index].num_samples
+        for index in wanted
+        if index in likeliest and is_greedy(rows[index].request.sampling)
+    }
+
+
 def take_likeliest(likeliest: Sequence[int], rows: Sequence[SampleRow]) -> SampledRows:
     """Take each row's likeliest token.
 
@@ -310,9 +328,12 @@ def _take_drawn(
     return SampledRows(drawn, logprobs, failed)
 
 
-def _zero_bad_rows(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, PagedError]:
-    """Find the rows with NaN or Inf, and overwrite their logits with zeros, so that processors see finite numbers."""
-    bad = [index for index, token in enumerate(draw_greedy(logits).tolist()) if token == NOT_DRAWN]
+def _zero_bad_rows(logits: Tensor, rows: Sequence[SampleRow], likeliest: Mapping[int, int]) -> dict[int, PagedError]:
+    """Overwrite the logits of rows with NaN or Inf with zeros, so that processors see finite numbers.
+
+    :param likeliest: :data:`NOT_DRAWN` for these rows
+    """
+    bad = [index for index, token in likeliest.items() if token == NOT_DRAWN]
     for index in bad:
         logits[index] = 0
     return {index: not_finite(rows[index].request) for index in bad}

@@ -11,7 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-__all__ = ["Entries", "SparseChange", "add_sparse", "keep_only"]
+__all__ = ["Entries", "SparseChange", "add_sparse", "ban", "keep_only"]
 
 
 @frozen(eq=False)
@@ -36,16 +36,25 @@ def add_sparse(logits: Tensor, changes: Sequence[tuple[int, SparseChange]]) -> N
     entries.write(entries.read() + entries.along(np.concatenate([change.amounts for _, change in changes])))
 
 
-def keep_only(logits: Tensor, token_ids: npt.NDArray[np.int64]) -> None:
+def ban(logits: Tensor, banned: Sequence[tuple[int, npt.NDArray[np.int64]]]) -> None:
+    """Ban tokens, in place.
+
+    :param logits: float32 ``[N, V]``
+    :param banned: rows, each once, and the tokens that each may not take
+    """
+    Entries(logits, [row for row, _ in banned], [tokens for _, tokens in banned]).write(-np.inf)
+
+
+def keep_only(logits: Tensor, kept: Sequence[tuple[int, npt.NDArray[np.int64]]]) -> None:
     """Ban all other tokens, in place.
 
-    :param logits: float32 ``[V]``
-    :param token_ids: the tokens that keep their logits
+    :param logits: float32 ``[N, V]``
+    :param kept: rows, each once, and the tokens that keep their logits
     """
-    kept = Entries(logits[None], [0], [token_ids])
-    numbers = kept.read()
-    logits.fill_(-torch.inf)
-    kept.write(numbers)
+    entries = Entries(logits, [row for row, _ in kept], [tokens for _, tokens in kept])
+    numbers = entries.read()
+    entries.fill_rows(-np.inf)
+    entries.write(numbers)
 
 
 class Entries:
@@ -61,6 +70,7 @@ class Entries:
 
     def __init__(self, logits: Tensor, rows: Sequence[int], tokens: Sequence[npt.NDArray[np.int64]]) -> None:
         self._device = logits.device
+        self._rows = rows
         self._table: Any = logits.numpy() if logits.device.type == "cpu" else logits
         row_of_each = np.repeat(np.array(rows), [len(row_tokens) for row_tokens in tokens])
         self._index = self.along(row_of_each), self.along(np.concatenate(tokens))
@@ -74,5 +84,10 @@ class Entries:
         return self._table[self._index]
 
     def write(self, logits: Any) -> None:
-        """Replace the logits, in the order in which they are read."""
+        """Replace the logits, in the order in which they are read, or all by one number."""
         self._table[self._index] = logits
+
+    def fill_rows(self, logit: float) -> None:
+        """Replace every logit of the rows by a number, not only those of the entries."""
+        for row in self._rows:
+            self._table[row] = logit

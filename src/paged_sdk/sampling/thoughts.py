@@ -30,8 +30,7 @@ class ThoughtEnd(Processor[npt.NDArray[np.int64]]):
         return ThoughtEndState(request.thought_limit, [])
 
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, npt.NDArray[np.int64]]]) -> Failures:
-        for row, token in changes:
-            keep_only(logits[row], token)
+        keep_only(logits, changes)
         return NO_FAILURES
 
 
