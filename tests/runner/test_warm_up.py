@@ -238,7 +238,7 @@ def test_a_step_without_memory_ends_the_trial() -> None:
     steps = [[StepRow(-1, 0, [0] * count, [0], count)] for count in (1, 13, *[13] * 40)]
     with pytest.raises(torch.OutOfMemoryError):
         run_for_trial(model, backend, steps, num_threads=2)
-    assert model.num_steps < len(steps)
+    assert model.num_steps == 2
 
 
 @pytest.mark.parametrize("limits", [(1, 1, 1), (2048, 32, 40_960), (512, 256, 600), (64, 100, 4096), (8, 4, 3)])

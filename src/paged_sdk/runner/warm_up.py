@@ -121,19 +121,28 @@ def run_for_trial(
     if not steps:
         return
     sizes = [sum(row.num_new_tokens for row in rows) for rows in steps]
-    room, preparing = _Room(max(sizes)), threading.Lock()
+    room, preparing, is_over = _Room(max(sizes)), threading.Lock(), threading.Event()
+
+    def compute(rows: Sequence[StepRow]) -> None:
+        with preparing:  # backends have state that all steps share
+            batch = make_input_batch(rows, model.device)
+            context = StepContext(attention=backend.prepare(rows))
+        hidden = model.forward(batch.token_ids, batch.positions, context)
+        if len(rows) == 1 and not rows[0].start:
+            model.logits(hidden[-min(most_logits, _MOST_LOGITS) :])
+        else:
+            last = [first + row.num_new_tokens - 1 for first, row in zip(batch.first_tokens, rows, strict=True)]
+            model.logits(hidden[torch.tensor(last, device=hidden.device)])
 
     def run(rows: Sequence[StepRow], size: int) -> None:
         with room.for_tokens(size), working_on(model.device), torch.inference_mode():
-            with preparing:  # backends have state that all steps share
-                batch = make_input_batch(rows, model.device)
-                context = StepContext(attention=backend.prepare(rows))
-            hidden = model.forward(batch.token_ids, batch.positions, context)
-            if len(rows) == 1 and not rows[0].start:
-                model.logits(hidden[-min(most_logits, _MOST_LOGITS) :])
-            else:
-                last = [first + row.num_new_tokens - 1 for first, row in zip(batch.first_tokens, rows, strict=True)]
-                model.logits(hidden[torch.tensor(last, device=hidden.device)])
+            if is_over.is_set():
+                return
+            try:
+                compute(rows)
+            except BaseException:
+                is_over.set()  # no other step begins, however late this error is seen
+                raise
 
     run(steps[0], sizes[0])  # alone: many other steps use the same kernels
     with working_on(model.device), torch.inference_mode():
