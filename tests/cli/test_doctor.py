@@ -155,7 +155,7 @@ def test_a_plan_of_quantized_weights_is_smaller(model: Path, isq: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "code", "expected"),
     [
-        (("--ctxt-len", "999999999"), 1, "the largest that fits is ContextSize("),
+        (("--ctxt-len", "999999999"), 1, "the largest that fits is --pa-context-len "),
         (("--ctxt-len", "8", "--pa-context-len", "8"), 2, "exclude each other"),
         (("--isq", "Q9"), 2, "--isq"),
         (("--dtype", "float3"), 2, "--dtype"),

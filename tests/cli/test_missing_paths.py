@@ -1,8 +1,10 @@
-"""A path that does not exist is an invalid value of the option that names it, whichever it is: exit code 2."""
+"""A path that does not exist is an invalid value of the option that names it, or of the key in a file: exit code 2."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +16,11 @@ from paged_sdk.cli.app import app
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny.make_checkpoint("llama", tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny.make_gguf(tmp_path_factory.mktemp("gguf")).parent)
 
 
 def said(*arguments: str, code: int = 2) -> str:
@@ -55,11 +62,16 @@ def said(*arguments: str, code: int = 2) -> str:
         ("quantize MODEL GONE/x.gguf", "TARGET"),
         ("quantize MODEL OUT --mmproj GONE/x.gguf", "--mmproj"),
         ("from-config GONE", "'FILE'"),
+        ("run Hi -m MODEL -f gone.gguf", "--quantized-file"),
+        ("run Hi -m GGUF -f below/gone.gguf", "--quantized-file"),
+        ("serve -m GGUF --port 0 -f gone.gguf", "--quantized-file"),
+        ("bench GGUF -f gone.gguf", "--quantized-file"),
+        ("doctor --plan GGUF -f gone.gguf", "--quantized-file"),
     ],
 )
-def test_the_option_is_named(command: str, option: str, model: str, tmp_path: Path) -> None:
+def test_the_option_is_named(command: str, option: str, model: str, gguf: str, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
-    values = {"GONE": gone, "MODEL": model, "OUT": str(tmp_path / "out.gguf")}
+    values = {"GONE": gone, "MODEL": model, "GGUF": gguf, "OUT": str(tmp_path / "out.gguf")}
     arguments = command.split(" ")
     for name, value in values.items():
         arguments = [each.replace(name, value) for each in arguments]
@@ -67,6 +79,57 @@ def test_the_option_is_named(command: str, option: str, model: str, tmp_path: Pa
     assert f"Invalid value for {option}: " in shown.replace("'--", "--").replace("':", ":").replace("'FILE", "'FILE'")
     assert "gone" in shown
     assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        ({"model": "GONE"}, "model"),
+        ({"model": "MODEL", "tokenizer": "GONE"}, "tokenizer"),
+        ({"model": "MODEL", "chat_template": "GONE"}, "chat_template"),
+        ({"model": "MODEL", "adapters": {"style": "GONE"}}, "adapters"),
+        ({"model": "MODEL", "topology": "GONE"}, "topology"),
+        ({"model": "MODEL", "isq": "Q8_0", "imatrix": "GONE"}, "imatrix"),
+        ({"model": "MODEL", "isq": "Q8_0", "calibration_file": "GONE"}, "calibration_file"),
+        ({"model": "MODEL", "draft_model": "GONE"}, "draft_model"),
+        ({"model": "MODEL", "token_source": "path:GONE"}, "token_source"),
+        ({"model": "GGUF", "mmproj": "GONE"}, "mmproj"),
+        ({"model": "GGUF", "quantized_files": ["gone.gguf"]}, "quantized_files"),
+        ({"model": "MODEL", "server": {"adapter_folder": "GONE"}}, "server.adapter_folder"),
+        ({"models": [{"model": "MODEL", "name": "a"}, {"model": "GONE"}]}, "models[1].model"),
+        (
+            {"chat_template": "GONE", "models": [{"model": "MODEL", "chat_template": None}, {"model": "MODEL"}]},
+            "chat_template",
+        ),
+        (
+            {
+                "models": [
+                    {"model": "MODEL", "name": "a", "topology": {}},
+                    {"model": "MODEL", "topology": "GONE"},
+                ]
+            },
+            "models[1].topology",
+        ),
+    ],
+)
+def test_the_file_and_the_key_are_named(
+    content: dict[str, Any], key: str, model: str, gguf: str, tmp_path: Path
+) -> None:
+    text = json.dumps({"server": {"port": 0}} | content)
+    for name, path in {"GONE": str(tmp_path / "gone"), "MODEL": model, "GGUF": gguf}.items():
+        text = text.replace(name, path)
+    file = tmp_path / "service.json"
+    file.write_text(text)
+    shown = said("serve", "--config", str(file))
+    assert f"Invalid value for --config: {file}: {key}: " in shown
+    assert "gone" in shown
+
+
+def test_the_command_line_counts_before_a_path_in_a_file(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "service.json"
+    file.write_text(json.dumps({"model": model, "chat_template": str(tmp_path / "gone"), "isq": "Q8_0"}))
+    others = "--chat-template", str(tmp_path / "gone too")
+    assert "Invalid value for --chat-template: " in said("serve", "--config", str(file), "--port", "0", *others)
 
 
 def test_a_path_may_be_relative_or_begin_with_a_tilde(

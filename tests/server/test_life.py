@@ -357,6 +357,14 @@ def test_the_command_line_logs_lines_of_json(tiny_checkpoint: Path) -> None:
         (["--isq", "Q8_0", "--calibration-file", "no/such.txt"], "--calibration-file: 'no/such.txt'", 2),
         (["-m", "EMPTY"], "is not a model", 1),
         (["--host", "203.0.113.1", "--api-key", "k"], "cannot listen at 203.0.113.1:0", 2),
+        # Before it looks at the model, or even at its own options.
+        (["--isq", "Q99"], "--isq: 'Q99' is not allowed", 2),
+        (["--pa-context-len", "64", "--pa-memory-mb", "64"], "--pa-context-len and --pa-memory-mb exclude", 2),
+        (["--verbose", "--quiet"], "--verbose and --quiet exclude each other", 2),
+        (["--config", "no/such.json"], "--config: no/such.json: No such file or directory", 2),
+        (["--port", "100000"], "--port", 2),
+        (["--no-such-option"], "--no-such-option", 2),
+        (["--host"], "--host", 2),
     ],
 )
 def test_why_it_does_not_serve_is_a_line_of_json(arguments: list[str], said: str, code: int, tmp_path: Path) -> None:
@@ -365,8 +373,9 @@ def test_why_it_does_not_serve_is_a_line_of_json(arguments: list[str], said: str
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == code
     *_, last = map(json.loads, ended.stderr.splitlines())
-    assert (last["level"], said in last["message"]) == ("error", True)
-    assert ("exception" in last) == ("--verbose" in arguments)
+    assert (last["level"], last["logger"]) == ("error", "paged_sdk.server")
+    assert said in last["message"]
+    assert ("exception" in last) == ("no/such/model.gguf" in arguments and "--verbose" in arguments)
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])

@@ -14,8 +14,10 @@ from paged_sdk.cli.options import PAGED_ATTN, SPECULATE, ModelFormat, PagedAttnM
 from paged_sdk.cli.quantize import quantize
 from paged_sdk.cli.run import run
 from paged_sdk.cli.serve import serve
+from paged_sdk.cli.server_options import LOG_JSON
 from paged_sdk.cli.top import top
 from paged_sdk.cli.tune import tune
+from paged_sdk.cli.usage_error import UsageError
 
 __all__ = ["app"]
 
@@ -84,12 +86,29 @@ class _ModelCommand(_Command):
         return super().parse_args(ctx, given)
 
 
+class _ServerCommand(_ModelCommand):
+    """Reports errors of its command line as log lines, if that asks for them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, list(args))
+        except UsageError:
+            if LOG_JSON in args:
+                from paged_sdk.cli.terminal import Terminal  # not needed for --help
+
+                terminal = Terminal(quiet=False)
+                terminal.log_as_json()
+                with terminal.reporting(verbose=False):
+                    raise
+            raise
+
+
 def _is_number(arg: str) -> bool:
     return arg.removeprefix("-").isdecimal()
 
 
 app.command(cls=_ModelCommand)(run)
-app.command(cls=_ModelCommand)(serve)
+app.command(cls=_ServerCommand)(serve)
 app.command(cls=_ModelCommand)(bench)
 app.command(cls=_ModelCommand)(tune)
 app.command(cls=_Command)(quantize)

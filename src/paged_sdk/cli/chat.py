@@ -12,7 +12,7 @@ from paged_sdk import (
     RequestError,
 )
 from paged_sdk.cli.answer import RequestSettings, empty_conversation, show_answer, with_user_turn
-from paged_sdk.cli.terminal import Terminal, told
+from paged_sdk.cli.terminal import Terminal
 
 __all__ = ["Chat"]
 
@@ -81,7 +81,7 @@ class Chat:
             self._terminal.note("(canceled)")
         except (RequestError, NumericalError) as error:
             over = ", or start over with /reset" if isinstance(error, ContextLengthError) else ""
-            self._terminal.error(f"{told(error)}{over}")
+            self._terminal.error(f"{self._terminal.told(error)}{over}")
             return
         answer = stream.response_so_far().choices[0]
         if answer.message.content or answer.finish_reason != "canceled":

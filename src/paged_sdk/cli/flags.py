@@ -10,32 +10,40 @@ from pathlib import Path
 import typer
 
 from paged_sdk import ConfigError, ModelLoadError
+from paged_sdk.cli.advice import in_options
 from paged_sdk.cli.groups import spellings_of_settings
 from paged_sdk.cli.options import OutputOptions
 from paged_sdk.cli.terminal import Terminal
 
-__all__ = ["excluding", "exclusive", "only", "reporting"]
+__all__ = ["excluding", "exclusive", "is_path_of", "naming_options", "only", "reporting", "without_setting"]
 
 
 @contextmanager
 def reporting(
-    command: Callable[..., None], output: OutputOptions, given: Mapping[str, object] | None = None
+    command: Callable[..., None],
+    output: OutputOptions,
+    given: Mapping[str, object] | None = None,
+    *,
+    log_json: bool = False,
 ) -> Iterator[Terminal]:
     """Run a command's body with a terminal, and turn exceptions into an error line and an exit code.
 
     :param command: the command, by whose options errors are named
     :param given: values of the options and arguments that may be paths to read from, by name; None: none may
+    :param log_json: whether errors are log lines in JSON
     :raises typer.Exit: the command failed or was interrupted
     :raises typer.BadParameter: invalid value of an option
     """
-    terminal = Terminal(quiet=output.quiet)
-    with terminal.reporting(verbose=output.verbose), _naming_options(command, given or {}):
+    terminal = Terminal(quiet=output.quiet, spellings=spellings_of_settings(command))
+    if log_json:
+        terminal.log_as_json()
+    with terminal.reporting(verbose=output.verbose), naming_options(command, given or {}):
         exclusive({"--verbose": output.verbose, "--quiet": output.quiet})
         yield terminal
 
 
 @contextmanager
-def _naming_options(command: Callable[..., None], given: Mapping[str, object]) -> Iterator[None]:
+def naming_options(command: Callable[..., None], given: Mapping[str, object]) -> Iterator[None]:
     """Translate errors of settings, and of paths that do not exist, into errors of the options that set them.
 
     :raises typer.BadParameter: instead of a ConfigError or ModelLoadError that concerns an option or argument
@@ -43,17 +51,24 @@ def _naming_options(command: Callable[..., None], given: Mapping[str, object]) -
     try:
         yield
     except ConfigError as error:
-        spelling = spellings_of_settings(command).get(error.setting.rpartition(".")[2])
+        spellings = spellings_of_settings(command)
+        spelling = spellings.get(error.setting.rpartition(".")[2])
         if spelling is None:  # for example, a setting from an environment variable
             raise
-        _, _, why = str(error).partition(" = ")
-        # On a command line, None means to leave the option out.
-        raise typer.BadParameter(why.removesuffix(" or None") or str(error), param_hint=spelling) from error
+        raise typer.BadParameter(in_options(without_setting(error), spellings), param_hint=spelling) from error
     except ModelLoadError as error:
         name = _with_missing_path(given, error.path)
         if name is None:
             raise
-        raise typer.BadParameter(str(error), param_hint=spellings_of_settings(command)[name]) from error
+        spellings = spellings_of_settings(command)
+        raise typer.BadParameter(in_options(str(error), spellings), param_hint=spellings[name]) from error
+
+
+def without_setting(error: ConfigError) -> str:
+    """Return what an error says of a setting's value, without the setting's name."""
+    _, _, why = str(error).partition(" = ")
+    # On a command line, and in a file, None means to leave the option out.
+    return why.removesuffix(" or None") or str(error)
 
 
 def _with_missing_path(given: Mapping[str, object], path: str | Path | None) -> str | None:
@@ -63,13 +78,23 @@ def _with_missing_path(given: Mapping[str, object], path: str | Path | None) -> 
     """
     if not isinstance(path, Path) or os.path.lexists(path):
         return None
-    for name, value in given.items():
-        for each in value if isinstance(value, list) else [value]:
-            # --adapter takes NAME=PATH.
-            texts = (str(each), str(each).partition("=")[2]) if isinstance(each, str | Path) else ()
-            if path in [Path(os.path.expanduser(text)) for text in texts]:
-                return name
-    return None
+    return next((name for name, value in given.items() if is_path_of(name, value, path)), None)
+
+
+def is_path_of(name: str, value: object, path: Path) -> bool:
+    """Tell whether an option's value, or one of its values, names a path.
+
+    :param name: the option's name in Python
+    """
+    for each in value if isinstance(value, list | tuple) else [value]:
+        # --adapter takes NAME=PATH.
+        texts = (str(each), str(each).partition("=")[2]) if isinstance(each, str | Path) else ()
+        if path in [Path(os.path.expanduser(text)) for text in texts]:
+            return True
+        # The name of a file within the model's directory.
+        if name == "quantized_file" and (parts := Path(str(each)).parts) and path.parts[-len(parts) :] == parts:
+            return True
+    return False
 
 
 def exclusive(flags: Mapping[str, object]) -> None:

@@ -200,6 +200,7 @@ class ModelOptions:
             help="Quantize while loading: 4, 8, Q4K, Q8_0 ... Requantizes already quantized files.",
             rich_help_panel=MODEL,
         ),
+        Setting("with_isq"),
     ] = None
     topology: Annotated[
         str | None,
@@ -209,6 +210,7 @@ class ModelOptions:
             help="YAML: quantization type and device per layer.",
             rich_help_panel=MODEL,
         ),
+        Setting("with_topology"),
     ] = None
     imatrix: Annotated[
         str | None,
@@ -297,6 +299,7 @@ class PagedOptions:
             help="Type of KV elements: the model's dtype, 8 bits or 4 bits.",
             rich_help_panel=PAGED,
         ),
+        Setting("cache_type"),
     ] = None
     # Spellings of earlier command lines of mistral.rs.
     pa_gpu_mem: Annotated[int | None, typer.Option("--pa-gpu-mem", hidden=True)] = None
@@ -387,6 +390,7 @@ class EngineOptions:
             rich_help_panel=ENGINE,
         ),
         Setting("gamma"),
+        Setting("with_speculation"),
     ] = None
     draft_model: Annotated[
         str | None,

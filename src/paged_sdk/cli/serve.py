@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -96,14 +97,19 @@ def serve(
     # Imported late, so that --help is fast.
     from paged_sdk.cli.flags import reporting
     from paged_sdk.cli.loading import with_excluded
+    from paged_sdk.cli.naming_keys import naming_keys
     from paged_sdk.cli.service_file import ServiceFile
     from paged_sdk.cli.serving import ServedModel, keep_serving
 
-    with reporting(serve, output, ctx.params) as terminal:
+    with reporting(serve, output, ctx.params, log_json=server.log_json) as terminal, ExitStack() as stack:
         _check_key(ctx, server)
         file = ServiceFile() if config is None else ServiceFile.read(config)
+        if any(entry.options.get("log_json") for entry in file.models):
+            terminal.log_as_json()
         given = with_excluded([name for name in ctx.params if _is_given(ctx, name)])
-        entries = file.without(given).of_models(model_id or ())
+        file = file.without(given)
+        stack.enter_context(naming_keys(serve, file))
+        entries = file.of_models(model_id or ())
         others = {"--draft-model": engine.draft_model, "--adapter": adapter, "--ranking-tokens": ranking_tokens}
         _check_number(len(entries), server, model, others)
         names = server.served_model_name

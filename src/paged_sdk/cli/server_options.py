@@ -11,8 +11,9 @@ from attrs import frozen
 
 from paged_sdk.cli.groups import BuilderSetting, Setting
 
-__all__ = ["SERVER", "ServerOptions", "folder"]
+__all__ = ["LOG_JSON", "SERVER", "ServerOptions", "folder"]
 
+LOG_JSON = "--log-json"
 SERVER = "Server"
 
 
@@ -120,7 +121,7 @@ class ServerOptions:
     log_json: Annotated[
         bool,
         typer.Option(
-            "--log-json",
+            LOG_JSON,
             help="Log as JSON, with a line for every request.",
             rich_help_panel=SERVER,
         ),

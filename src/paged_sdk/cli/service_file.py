@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal, Self, TypedDict
 import typer
 from attrs import evolve, field, frozen
 
-from paged_sdk import InvalidRequestError, PagedCacheType, Topology
-from paged_sdk.cli.flags import exclusive
+from paged_sdk import ConfigError, InvalidRequestError, PagedCacheType, Topology
+from paged_sdk.cli.flags import exclusive, is_path_of, without_setting
 from paged_sdk.cli.options import ModelFormat, PagedAttnMode
 from paged_sdk.cli.server_options import folder
 from paged_sdk.cli.unique_keys import unique
@@ -178,38 +178,56 @@ class ModelEntry:
 
     :ivar options: values by names of ``serve``'s parameters; only those that the file sets
     :ivar topology: a topology written in the file itself
+    :ivar keys: where the file says each of them, by names of ``serve``'s parameters
     """
 
     options: Mapping[str, Any] = field(factory=dict, hash=False)
     topology: Topology | None = None
+    keys: Mapping[str, str] = field(factory=dict, hash=False)
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Self:
+    def of(cls, said: Mapping[str, Any], *, at: Mapping[str, str]) -> Self:
         """Convert an object of the file.
 
-        :raises ConfigError: invalid topology
+        :param at: where the file says it, by key; a key that is not here is where it says so itself
+        :raises ValueError: a value that is none, named by its key
         """
         found = dict(said)
+        places = {name: at.get(name, name) for name in found}
         for section in ("paged", "server"):
             for name, value in found.pop(section, {}).items():
                 found[f"{section}.{name}"] = value
-        held = found.pop("topology") if isinstance(found.get("topology"), Mapping) else None
-        options = {
-            RENAMED.get(name, name.rpartition(".")[2]): READ_AS.get(name, _as_it_is)(value)
-            for name, value in found.items()
-            if value is not None
-        }
-        return cls(options=options, topology=None if held is None else Topology.from_dict(held))
+                places[f"{section}.{name}"] = f"{places[section]}.{name}"
+        options: dict[str, Any] = {}
+        keys: dict[str, str] = {}
+        topology = None
+        for name, value in found.items():
+            if value is None:
+                continue
+            option, key = RENAMED.get(name, name.rpartition(".")[2]), places[name]
+            keys[option] = key
+            try:
+                if name == "topology" and isinstance(value, Mapping):
+                    topology = Topology.from_dict(value)
+                else:
+                    options[option] = READ_AS.get(name, _as_it_is)(value)
+            except ConfigError as error:
+                raise ValueError(f"{key}: {without_setting(error)}") from None
+            except typer.BadParameter as error:
+                raise ValueError(f"{key}: {error.message}") from None
+        return cls(options=options, topology=topology, keys=keys)
 
 
 @frozen(kw_only=True)
 class ServiceFile:
     """Holds the content of a file.
 
+    :ivar path: the file; None: there is none
     :ivar models: settings of each model, each with the server's settings too
     :ivar sampling: defaults of requests' sampling fields
     """
 
+    path: Path | None = None
     models: tuple[ModelEntry, ...] = (ModelEntry(),)
     sampling: Mapping[str, object] = field(factory=dict, hash=False)
 
@@ -218,25 +236,37 @@ class ServiceFile:
         """Read a file.
 
         :raises typer.BadParameter: the file cannot be read, or has an unknown key or an invalid value, which is named
-        :raises ConfigError: invalid value
         """
         try:
             data = path.read_bytes()
             read_json(data)
             said = READER.read(json.loads(data, object_pairs_hook=unique, parse_float=_number))
+            return cls._of(path, {name: value for name, value in said.items() if name not in ("$schema", "command")})
         except OSError as error:
             raise _refused(path, error.strerror) from None
         except (InvalidRequestError, ValueError) as error:
             raise _refused(path, error) from None
-        shared: dict[str, Any] = {name: value for name, value in said.items() if name not in ("$schema", "command")}
+
+    @classmethod
+    def _of(cls, path: Path, shared: dict[str, Any]) -> Self:
+        """Convert a file's content.
+
+        :raises ValueError: a value that is none, named by its key
+        """
         sampling = shared.pop("sampling", {})
         models = shared.pop("models", None)
         for name in OF_ONE:
             if models is not None and name in shared:
-                raise _refused(path, f"models: they cannot share {name}: give each model its own")
-        entries = [shared] if models is None else [{**shared, **each} for each in models]
+                raise ValueError(f"models: they cannot share {name}: give each model its own")
+        entries = [ModelEntry.of(shared, at={})]
+        if models is not None:
+            entries = [
+                ModelEntry.of({**shared, **each}, at={name: f"models[{place}].{name}" for name in each})
+                for place, each in enumerate(models)
+            ]
         return cls(
-            models=tuple(map(ModelEntry.of, entries)),
+            path=path,
+            models=tuple(entries),
             sampling={name: value for name, value in sampling.items() if value is not None},
         )
 
@@ -248,6 +278,7 @@ class ServiceFile:
                 ModelEntry(
                     options={name: value for name, value in each.options.items() if name not in names},
                     topology=None if "topology" in names else each.topology,
+                    keys={name: key for name, key in each.keys.items() if name not in names},
                 )
                 for each in self.models
             ),
@@ -265,9 +296,40 @@ class ServiceFile:
         (shared,) = self.models
         return [evolve(shared, options={**shared.options, "model_id": each}) for each in model_ids]
 
+    @property
+    def values(self) -> Mapping[str, Sequence[object]]:
+        """Return all values of each option, by name."""
+        found: dict[str, list[object]] = {}
+        for entry in self.models:
+            for name, value in entry.options.items():
+                found.setdefault(name, []).extend(value if isinstance(value, list | tuple) else [value])
+        return found
+
+    def key_of(self, name: str, value: object) -> str | None:
+        """Return where the file sets an option; None if it does not. Where several models set it, the one of this value
+        is meant.
+
+        :param name: the option's name
+        :param value: its value; None: unknown
+        """
+        having = [entry for entry in self.models if name in entry.keys]
+        meant = [entry for entry in having if _is_value(name, entry.options.get(name), value)]
+        keys = list(dict.fromkeys(entry.keys[name] for entry in meant[:1] or having))
+        return " or ".join(keys) or None
+
+    def refused(self, why: str) -> typer.BadParameter:
+        """Return the error of something that the file says."""
+        assert self.path is not None, "no file says anything"
+        return _refused(self.path, why)
+
 
 def _refused(path: Path, why: object) -> typer.BadParameter:
     return typer.BadParameter(f"{path}: {why}", param_hint="--config")
+
+
+def _is_value(name: str, held: object, value: object) -> bool:
+    """Tell whether this is an option's value, or the path that it names."""
+    return str(held) == str(value) or (isinstance(value, Path) and is_path_of(name, held, value))
 
 
 def _number(text: str) -> float:

@@ -141,6 +141,7 @@ def keep_serving(
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C.
 
+    :param terminal: logs as JSON if ``log_json``
     :param log_json: whether all output is log lines in JSON
     :param settings: settings of :class:`~paged_sdk.server.ServerSettings`
     :raises typer.BadParameter: a host that other machines can reach, without an API key; two models or adapters with
@@ -149,15 +150,10 @@ def keep_serving(
     :raises PagedError: a model cannot be loaded
     """
     try:
-        from paged_sdk.server import log_as_json
-        from paged_sdk.server.errors import LOGGER_NAME
         from paged_sdk.server.running import allow_connections
     except ImportError as error:
         raise ConfigError(f"the server needs {error.name}: pip install 'paged-sdk[server]'", setting="serve") from None
 
-    if log_json:
-        log_as_json()
-        terminal.log_to(logging.getLogger(LOGGER_NAME))
     first = models[0]
     if first.builder.build().rank > 0:  # only rank 0 serves requests; loading on another rank runs until rank 0 ends
         asyncio.run(first.open(terminal))

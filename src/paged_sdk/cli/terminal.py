@@ -7,36 +7,50 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from paged_sdk import ContextLengthError, PagedError, Usage
+from paged_sdk import PagedError, Usage
+from paged_sdk.cli.advice import told
 from paged_sdk.cli.exit_codes import FAILED, INTERRUPTED, INVALID
+from paged_sdk.cli.usage_error import UsageError
 
-__all__ = ["Progress", "Terminal", "told", "usage_line"]
+__all__ = ["Progress", "Terminal", "usage_line"]
 
 
 class Terminal:
     """Writes to the terminal and reads from it.
 
     :param quiet: whether to leave out notes
+    :param spellings: of the command's options, by names of their settings, which errors name
     """
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool, spellings: Mapping[str, str] = MappingProxyType({})) -> None:
         self._quiet = quiet
+        self._spellings = spellings
         self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         self._in_line = False
         self._in_thought = False
         self._log: logging.Logger | None = None
 
-    def log_to(self, logger: logging.Logger) -> None:
-        """Write notes, replies and errors to a logger from now on, instead of stderr."""
-        self._log = logger
+    def log_as_json(self) -> None:
+        """Write notes, replies and errors as the server's log lines in JSON from now on, and all other log lines of the
+        process, too. Idempotent. Without what the server needs, nothing changes, and the command says what is missing.
+        """
+        try:
+            from paged_sdk.server import log_as_json
+            from paged_sdk.server.errors import LOGGER_NAME
+        except ImportError:
+            return
+        if self._log is None:
+            log_as_json()
+            self._log = logging.getLogger(LOGGER_NAME)
 
     def text(self, text: str) -> None:
         """Print a piece of the model's text, and flush."""
@@ -75,18 +89,23 @@ class Terminal:
             return
         self._console.print(text, style="dim")
 
-    def error(self, text: str, *, cause: BaseException | None = None) -> None:
+    def error(self, text: str, *, cause: BaseException | None = None, kind: str | None = None) -> None:
         """Print an error in one line.
 
         :param cause: exception whose traceback is shown too; None: no traceback
+        :param kind: the name of the error's class, for log lines; None: they have none
         """
         line = " ".join(text.split())
         if self._log is not None:
-            self._log.error("%s", line, exc_info=cause)
+            self._log.error("%s", line, exc_info=cause, extra={"fields": {} if kind is None else {"error": kind}})
             return
         if cause is not None:
             traceback.print_exception(cause)
         self._console.print(f"error: {line}", style="red")
+
+    def told(self, error: PagedError) -> str:
+        """Return what to tell of an error."""
+        return told(error, self._spellings)
 
     def read_line(self) -> str:
         """Read the next line that the user types.
@@ -147,21 +166,30 @@ class Terminal:
         """Turn exceptions into an error line and an exit code.
 
         :param verbose: whether to show tracebacks
-        :raises typer.Exit: instead of a PagedError or a KeyboardInterrupt
-        :raises typer.BadParameter: as it is, unless output goes to a logger
+        :raises typer.Exit: instead of a PagedError or a KeyboardInterrupt, and of any other error if output goes to a
+            logger
         """
         try:
             yield
-        except typer.BadParameter as error:
-            if self._log is None:
-                raise
-            self.error(error.format_message(), cause=error.__cause__ if verbose else None)
-            raise typer.Exit(INVALID) from None
         except PagedError as error:
-            self.error(told(error), cause=error if verbose else None)
+            self.error(self.told(error), cause=error if verbose else None, kind=type(error).__name__)
             raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        except (typer.Exit, typer.Abort):
+            raise
+        except UsageError as error:
+            if self._log is None:
+                raise
+            cause = error.__cause__
+            kind = type(cause if isinstance(cause, PagedError) else error).__name__
+            self.error(error.format_message(), cause=cause if verbose else None, kind=kind)
+            raise typer.Exit(INVALID) from None
+        except Exception as error:  # a bug: its report needs the traceback
+            if self._log is None:
+                raise
+            self.error(f"{type(error).__name__}: {error}", cause=error, kind=type(error).__name__)
+            raise typer.Exit(FAILED) from None
 
 
 class Progress:
@@ -178,11 +206,6 @@ class Progress:
     def advance(self, parts: int = 1) -> None:
         """Count finished parts."""
         self._bar.advance(self._task, parts)
-
-
-def told(error: PagedError) -> str:
-    """Return what to tell of an error. Of a prompt that is too long, what programs can do about it is left out."""
-    return f"{error.problem}: shorten it" if isinstance(error, ContextLengthError) else str(error)
 
 
 def usage_line(usage: Usage) -> str:

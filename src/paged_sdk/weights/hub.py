@@ -186,7 +186,7 @@ def _in_directory(directory: Path, filename: str | None, quantization: str, gguf
         raise ModelLoadError(
             f"{directory} is not a model: it has neither a GGUF file nor a config.json", path=directory
         )
-    return directory / _selected(files, filename, quantization, str(directory))[0]
+    return directory / _selected(files, filename, quantization, directory)[0]
 
 
 def _gguf_files(directory: Path) -> list[str]:
@@ -233,14 +233,15 @@ def _gguf_on_hub(repository: _Repository, filename: str | None, quantization: st
     return directory / files[0]
 
 
-def _selected(files: Sequence[str], filename: str | None, quantization: str, where: str) -> list[str]:
+def _selected(files: Sequence[str], filename: str | None, quantization: str, where: str | Path) -> list[str]:
     """Return all parts of the GGUF model that the user selected.
 
     :param files: the files to choose from
     :param filename: the model's file, or any part of it
     :param quantization: without ``filename``, selects the model whose name has this quantization; empty: there must be
         one model
-    :param where: the directory or repository, for messages
+    :param where: the directory, or the name of the repository
+    :raises ModelLoadError: there is no such file, or several; of a directory, it has the path that does not exist
     """
     models = {tuple(split_parts(name)) for name in files if name.endswith(".gguf") and not is_encoder_name(name)}
     names = sorted(parts[0] for parts in models)
@@ -256,10 +257,12 @@ def _selected(files: Sequence[str], filename: str | None, quantization: str, whe
     else:
         fitting = models
         wanted = "GGUF file"
+    missing = where if filename is None or isinstance(where, str) else where / filename
     if not names:
-        raise ModelLoadError(f"{where} has no GGUF file: TextModelBuilder loads Hugging Face checkpoints", path=where)
+        found = "GGUF file" if filename is None else f"{wanted}, nor another GGUF file"
+        raise ModelLoadError(f"{where} has no {found}: TextModelBuilder loads Hugging Face checkpoints", path=missing)
     if not fitting:
-        raise ModelLoadError(f"{where} has no {wanted}; {there_is}", path=where)
+        raise ModelLoadError(f"{where} has no {wanted}; {there_is}", path=missing)
     if len(fitting) > 1:
         raise ModelLoadError(f"{where} has more than one {wanted}, so name one; {there_is}", path=where)
     return list(*fitting)
