@@ -46,7 +46,8 @@ _PROPOSERS: Final = (
     "all of them",
 )
 _OF_HEAD: Final = "of the head"
-_ADAPTER_KINDS: Final = ("plain", "decomposed", "small", "activated", _OF_HEAD, _OF_HEAD)
+_OF_EMBEDDINGS: Final = "of the embeddings"
+_ADAPTER_KINDS: Final = ("plain", "decomposed", "small", "activated", _OF_HEAD, _OF_EMBEDDINGS)
 _CONTIGUOUS: Final = "contiguous"
 
 RANKING_TOKENS: Final = ("a", "e")
@@ -88,6 +89,9 @@ class AdapterContent:
             case "activated":
                 invocation = list(INVOCATION)
                 return write_adapter(directory, model, seed=self.seed, alora_invocation_tokens=invocation)
+            case kind if kind == _OF_EMBEDDINGS:
+                targets = ("embed_tokens", "k_proj")
+                return write_adapter(directory, model, seed=self.seed, strength=0.3, targets=targets)
             case kind if kind == _OF_HEAD:
                 return write_adapter(directory, model, seed=self.seed, strength=0.3, targets=("lm_head", "q_proj"))
         return write_adapter(directory, model, seed=self.seed, targets=ALL)

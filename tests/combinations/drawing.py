@@ -27,6 +27,8 @@ _TEXTS: Final = (
     "no no no no no no no no no",
     "http:",
 )
+_MANY_LISTED: Final = 1000
+"""More than there are tokens."""
 _LETTERS: Final = tuple(sorted({*tokenizer().encode('",]{}tfnseak1 ').ids}))
 """Tokens that the sentences of constraints are made of."""
 _STOPS: Final = ("e", "th", " a", "ou", "\ufffd", "1", "farm", "two")
@@ -41,6 +43,7 @@ class _Drawer:
         self.adapters: dict[str, AdapterContent] = {}
         if configuration.takes_adapters:
             self.adapters = {name: AdapterContent.draw(rng) for name in _NAMES if rng.random() < 0.7}
+        self._are_exact = all(content.is_exact for content in self.adapters.values())
         self._loaded = set(self.adapters)
         self._shared = [self._tokens(120) for _ in range(2)]
         self._tasks: list[Task] = []
@@ -75,6 +78,9 @@ class _Drawer:
             rng.choice((24, 40, 60) if self._are_growing else (1, 2, 6, 12, 24, 40)) if rng.random() < 0.95 else None
         )
 
+        # The order of a long list is that of numbers that are all but equal.
+        lists = _MANY_LISTED if self._configuration.is_exact and self._are_exact else 2
+
         def maybe(chance: float, *values: Any, otherwise: Any = None) -> Any:
             return rng.choice(values) if rng.random() < chance else otherwise
 
@@ -97,8 +103,8 @@ class _Drawer:
             min_tokens=min(maybe(0.15, 1, 6, otherwise=0), max_len or 1),
             max_len=max_len,
             n_choices=maybe(0.2, 2, 3, otherwise=1) if self._configuration.max_num_seqs > 1 else 1,
-            top_n_logprobs=maybe(0.5, 0, 2),
-            prompt_logprobs=maybe(0.1, 0, 1),
+            top_n_logprobs=maybe(0.5, 0, 0, 2, 2, lists),
+            prompt_logprobs=maybe(0.1, 0, 1, min(lists, 128)),
         )
 
     def task(self, number: int) -> Task:
@@ -154,6 +160,7 @@ class _Drawer:
         if not self._configuration.takes_adapters or rng.random() < 0.2:
             return Change()
         name, content = rng.choice(_NAMES), AdapterContent.draw(rng) if rng.random() < 0.8 else None
+        self._are_exact &= content is None or content.is_exact
         self._loaded = self._loaded - {name} if content is None and rng.random() < 0.9 else self._loaded | {name}
         return Change(name=name, content=content)
 

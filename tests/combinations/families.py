@@ -16,7 +16,7 @@ from paged_sdk.config.env import read_environment
 
 __all__ = ["OTHERS", "RECURRENT", "STATEFUL", "VISION", "is_fused", "make_checkpoint"]
 
-VISION: Final = ("llava", "qwen2_vl", "gemma3", "qwen3_5")
+VISION: Final = ("llava", "qwen2_vl", "gemma3", "qwen3_5", "mistral3", "qwen3_vl", "gemma4")
 _MAMBA: Final = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
 RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16},
@@ -81,7 +81,21 @@ _MIXTURES: Final[Mapping[str, Mapping[str, Any]]] = {
     "glm4_moe": {**_GROUPED, "n_group": 4, "topk_group": 2, "partial_rotary_factor": 0.5},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1},
 }
-_CLASSES: Final[Mapping[str, Mapping[str, Any]]] = {"solar_open": _GROUPED, "olmo": {}}
+_SCALED: Final[Mapping[str, Any]] = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.5,
+}
+"""Queries are scaled from position 16 on."""
+_CLASSES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "solar_open": _GROUPED,
+    "olmo": {},
+    "ministral3": {"rope_parameters": _SCALED},
+}
 """Families that transformers' classes compute, with experts and without."""
 OTHERS: Final = {**RECURRENT, **_LATENT, **_MIXTURES, **_CLASSES, **_SHAPED}
 
