@@ -48,8 +48,9 @@ QWEN: Final = JoinedModel(
 )
 GEMMA: Final = "gemma3-270m"
 RANDOM_QWEN: Final = "qwen1.5b-random"
+RANDOM_LLAMA: Final = "llama-8b-random"
 MIXTURE: Final = "qwen3-moe-random"
-MODELS: Final = ("smollm2", "qwen1.5b", GEMMA, RANDOM_QWEN, MIXTURE)
+MODELS: Final = ("smollm2", "qwen1.5b", GEMMA, RANDOM_QWEN, RANDOM_LLAMA, MIXTURE)
 """Names of the models that are quantized GGUF files."""
 
 _DTYPES: Final = {"-bf16": "bfloat16", "-f16": "float16"}
@@ -118,6 +119,10 @@ def model_path(name: str) -> Path:
             from benchmarks.random_qwen import random_qwen
 
             return _random("qwen-1.5b", random_qwen)
+        case "llama-8b-random":
+            from benchmarks.random_llama import random_llama
+
+            return _random("llama-8b", random_llama)
         case "qwen3-moe-random":
             from benchmarks.random_mixture import random_mixture
 

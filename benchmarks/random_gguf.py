@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-__all__ = ["Array", "Matrix", "RandomModel", "finish", "random_blocks", "rich_layers"]
+__all__ = [
+    "Array",
+    "Matrix",
+    "RandomModel",
+    "attention_matrices",
+    "finish",
+    "mlp_matrices",
+    "random_blocks",
+    "rich_layers",
+]
 
 Array = npt.NDArray[Any]
 
@@ -86,6 +95,36 @@ def rich_layers(num_layers: int) -> frozenset[int]:
         for layer in range(num_layers)
         if layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
     )
+
+
+def attention_matrices(layer: int, hidden: int, queries: int, keys: int, *, is_rich: bool) -> Iterator[Matrix]:
+    """Yield the matrices of a layer's attention, in the formats of Q4_K_M.
+
+    :param queries: elements of all query heads together
+    :param keys: elements of all key heads together, and of all value heads
+    :param is_rich: see :func:`rich_layers`
+    """
+    for name, quantization, shape in (
+        ("attn_q", "Q4_K", (queries, hidden)),
+        ("attn_k", "Q4_K", (keys, hidden)),
+        ("attn_v", "Q6_K" if is_rich else "Q4_K", (keys, hidden)),
+        ("attn_output", "Q4_K", (hidden, queries)),
+    ):
+        yield f"blk.{layer}.{name}.weight", quantization, shape
+
+
+def mlp_matrices(layer: int, hidden: int, inner: int, *, is_rich: bool) -> Iterator[Matrix]:
+    """Yield the matrices of a layer's gated MLP, in the formats of Q4_K_M.
+
+    :param inner: the intermediate size
+    :param is_rich: see :func:`rich_layers`
+    """
+    for name, quantization, shape in (
+        ("ffn_gate", "Q4_K", (inner, hidden)),
+        ("ffn_up", "Q4_K", (inner, hidden)),
+        ("ffn_down", "Q6_K" if is_rich else "Q4_K", (hidden, inner)),
+    ):
+        yield f"blk.{layer}.{name}.weight", quantization, shape
 
 
 def random_blocks(quantization: str, rows: int, cols: int, generator: np.random.Generator) -> Array:

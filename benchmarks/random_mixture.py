@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from benchmarks.random_gguf import Matrix, RandomModel, rich_layers
+from benchmarks.random_gguf import Matrix, RandomModel, attention_matrices, rich_layers
 
 __all__ = ["random_mixture"]
 
@@ -64,14 +64,12 @@ def _matrices() -> Iterator[Matrix]:
     yield "output.weight", "Q6_K", (_VOCAB_SIZE, _HIDDEN)
     rich = rich_layers(_LAYERS)
     for layer in range(_LAYERS):
+        queries, keys, is_rich = _HEADS * _HEAD_DIM, _KV_HEADS * _HEAD_DIM, layer in rich
+        yield from attention_matrices(layer, _HIDDEN, queries, keys, is_rich=is_rich)
         for name, quantization, shape in (
-            ("attn_q", "Q4_K", (_HEADS * _HEAD_DIM, _HIDDEN)),
-            ("attn_k", "Q4_K", (_KV_HEADS * _HEAD_DIM, _HIDDEN)),
-            ("attn_v", "Q6_K" if layer in rich else "Q4_K", (_KV_HEADS * _HEAD_DIM, _HIDDEN)),
-            ("attn_output", "Q4_K", (_HIDDEN, _HEADS * _HEAD_DIM)),
             ("ffn_gate_inp", "F32", (_EXPERTS, _HIDDEN)),
             ("ffn_gate_exps", "Q4_K", (_EXPERTS, _INNER, _HIDDEN)),
             ("ffn_up_exps", "Q4_K", (_EXPERTS, _INNER, _HIDDEN)),
-            ("ffn_down_exps", "Q6_K" if layer in rich else "Q4_K", (_EXPERTS, _HIDDEN, _INNER)),
+            ("ffn_down_exps", "Q6_K" if is_rich else "Q4_K", (_EXPERTS, _HIDDEN, _INNER)),
         ):
             yield f"blk.{layer}.{name}.weight", quantization, shape

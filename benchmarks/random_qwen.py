@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from benchmarks.random_gguf import Matrix, RandomModel, rich_layers
+from benchmarks.random_gguf import Matrix, RandomModel, attention_matrices, mlp_matrices, rich_layers
 
 __all__ = ["random_qwen"]
 
@@ -56,13 +56,6 @@ def _matrices() -> Iterator[Matrix]:
     yield "token_embd.weight", "Q6_K", (_VOCAB_SIZE, _HIDDEN)
     rich = rich_layers(_LAYERS)
     for layer in range(_LAYERS):
-        for name, quantization, shape in (
-            ("attn_q", "Q4_K", (_HEADS * _HEAD_DIM, _HIDDEN)),
-            ("attn_k", "Q4_K", (_KV_HEADS * _HEAD_DIM, _HIDDEN)),
-            ("attn_v", "Q6_K" if layer in rich else "Q4_K", (_KV_HEADS * _HEAD_DIM, _HIDDEN)),
-            ("attn_output", "Q4_K", (_HIDDEN, _HEADS * _HEAD_DIM)),
-            ("ffn_gate", "Q4_K", (_INNER, _HIDDEN)),
-            ("ffn_up", "Q4_K", (_INNER, _HIDDEN)),
-            ("ffn_down", "Q6_K" if layer in rich else "Q4_K", (_HIDDEN, _INNER)),
-        ):
-            yield f"blk.{layer}.{name}.weight", quantization, shape
+        queries, keys, is_rich = _HEADS * _HEAD_DIM, _KV_HEADS * _HEAD_DIM, layer in rich
+        yield from attention_matrices(layer, _HIDDEN, queries, keys, is_rich=is_rich)
+        yield from mlp_matrices(layer, _HIDDEN, _INNER, is_rich=is_rich)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from benchmarks import random_gemma, random_mixture, random_qwen
+from benchmarks import random_gemma, random_llama, random_mixture, random_qwen
 from benchmarks.bandwidth import bytes_per_token, read_bandwidth
 from benchmarks.models import benchmark_model
 from benchmarks.random_gemma import write_bfloat16
@@ -20,6 +20,7 @@ from paged_sdk import BlockingModel, GgufModelBuilder, SamplingParams, TextModel
 from paged_sdk.weights.gguf.file import GgufFile
 
 _SMALL_QWEN = {"_VOCAB_SIZE": 1024, "_LAYERS": 9, "_INNER": 512}
+_SMALL_LLAMA = {"_VOCAB_SIZE": 1024, "_LAYERS": 8, "_HIDDEN": 256, "_INNER": 512, "_HEADS": 2, "_KV_HEADS": 1}
 _SMALL_MIXTURE = {"_VOCAB_SIZE": 1024, "_LAYERS": 4, "_HIDDEN": 256, "_INNER": 256, "_EXPERTS": 10}
 
 
@@ -101,9 +102,10 @@ def test_the_random_gemma(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ("module", "describe", "sizes"),
     [
         (random_qwen, random_qwen.random_qwen, _SMALL_QWEN),
+        (random_llama, random_llama.random_llama, _SMALL_LLAMA),
         (random_mixture, random_mixture.random_mixture, _SMALL_MIXTURE),
     ],
-    ids=["qwen", "mixture"],
+    ids=["qwen", "llama", "mixture"],
 )
 def test_random_models_run(
     tmp_path: Path,
