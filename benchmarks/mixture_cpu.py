@@ -106,6 +106,53 @@ _SHAPES: Final = {
         },
         others=_shared(2560, 3072) | {"mlp.moe_statics.e_score_correction_bias": (64,)},
     ),
+    "deepseek-v2-lite": Shape(
+        "DeepSeek-V2-Lite",
+        _COMMON
+        | {
+            "model_type": "deepseek_v2",
+            "hidden_size": 2048,
+            "intermediate_size": 10_944,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "first_k_dense_replace": 0,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1408,
+            "topk_method": "greedy",
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.0,
+        },
+        others=_shared(2048, 2816),
+    ),
+    "glm-4.7-flash": Shape(
+        "GLM-4.7-Flash",
+        _COMMON
+        | {
+            "model_type": "glm4_moe_lite",
+            "hidden_size": 2048,
+            "intermediate_size": 10_240,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 20,
+            "q_lora_rank": 768,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "n_routed_experts": 64,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1536,
+            "routed_scaling_factor": 1.8,
+        },
+        others=_shared(2048, 1536) | {"mlp.gate.e_score_correction_bias": (64,)},
+    ),
 }
 _BLOCK_SIZE: Final = 32
 _ROUNDS: Final = 15
@@ -209,7 +256,7 @@ class Layers:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(_SHAPES), default="qwen3-30b-a3b")
-    parser.add_argument("--layers", type=int, default=4, help="0.3 GB each, GLM's 1.3")
+    parser.add_argument("--layers", type=int, default=4, help="0.3 GB each, GLM-4.5-Air's 1.3")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     library = load()
@@ -217,8 +264,9 @@ def main() -> None:
         raise SystemExit(f"the native kernels are not available: {why_not()}")
     torch.set_num_threads(options.threads)
     shape = _SHAPES[options.shape]
-    # The size of the vocabulary does not affect the figures.
-    few = evolve(shape, config={**shape.config, "num_hidden_layers": options.layers, "vocab_size": 4096})
+    # The size of the vocabulary does not affect the figures. GLM-4.7-Flash's config lists its layers; others ignore it.
+    others = {"vocab_size": 4096, "mlp_layer_types": ["sparse"] * options.layers}
+    few = evolve(shape, config={**shape.config, "num_hidden_layers": options.layers, **others})
     layers = Layers(few, Workspace(library, num_threads=options.threads), num_tokens=16 * 256)
     print(f"{shape.name}, Q4_K, {library.isa}, {options.threads} threads: us a layer")
     print(f"{'':36} one by one | experts | the rest | fused")

@@ -44,14 +44,16 @@ from paged_sdk.attention.divided import DividedBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.build.device_setup import weights_must_fit
 from paged_sdk.build.placement import choose_devices
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.kv.pool_size import DeviceMemory
+from paged_sdk.models.fused_decoder import FusedLayers
 from paged_sdk.models.spanned_decoder import SpannedDecoderModel
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.types.step import AWAITED, StepRow
-from tiny import build_model, make_checkpoint, make_gguf
+from tiny import build_model, make_checkpoint, make_gguf, make_other_checkpoint
 from tiny_ranker import logits_of, make_answering_ranker, make_decoder_ranker
 from tiny_vision import make_vision_checkpoint, picture
 
@@ -196,6 +198,32 @@ def test_families(family: str, tmp_path: Path) -> None:
     )
     # With all layers on the CPU, FP8's key offsets would be measured.
     assert texts(builder.with_topology(divided)) == texts(builder.with_topology(there))
+
+
+@needs_library
+def test_latent_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers on the CPU run in native calls, which decompress keys of the longest prompt."""
+    sizes: dict[str, Any] = {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 64,
+        "q_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 48,
+    }
+    checkpoint = make_other_checkpoint("youtu", tmp_path, num_hidden_layers=NUM_LAYERS, **sizes)
+    run, found = FusedLayers.run, list[tuple[range, bool]]()
+
+    def watched(self: FusedLayers, hidden: Any, rotations: Any, ctx: StepContext, **options: Any) -> None:
+        rows = ctx.attention.native_rows
+        found.append((self.layers, rows is not None and rows.batch.decompressed is not None))
+        run(self, hidden, rotations, ctx, **options)
+
+    monkeypatch.setattr(FusedLayers, "run", watched)
+    expected = texts(builder_of(checkpoint))
+    assert texts(builder_of(checkpoint).with_topology(PLACES["in between"])) == expected
+    for layers in (range(NUM_LAYERS), range(1), range(2, NUM_LAYERS)):
+        assert {decompresses for each, decompresses in found if each == layers} == {True, False}
 
 
 @needs_library

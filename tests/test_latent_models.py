@@ -7,13 +7,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
+from attrs import evolve
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -38,25 +38,30 @@ from paged_sdk import (
     Topology,
     write_gguf,
 )
-from paged_sdk.attention.decompressed import DecompressedHeads, DecompressedRow
 from paged_sdk.build.memory_plan import plan_memory
+from paged_sdk.kernels.native.decoder import NativeDecoder
+from paged_sdk.kernels.native.paged_attention import VarlenBatch
 from quantized_writers import WRITERS, pack_checkpoint
 from tiny import make_other_checkpoint
 
 pytestmark = pytest.mark.anyio
 
-LATENT: Final = {
+LATENT: Final[dict[str, Any]] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
-    "q_lora_rank": 24,
+    "q_lora_rank": 48,
     "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 24,
-    "v_head_dim": 20,
+    "qk_nope_head_dim": 48,
+    "v_head_dim": 16,
 }
+# The second's projections of latent vectors are not packed, so that its layers run one operation at a time.
 CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
     "youtu": LATENT,
     "deepseek_v3": LATENT
     | {
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 24,
+        "v_head_dim": 20,
         "n_routed_experts": 8,
         "num_experts_per_tok": 3,
         "moe_intermediate_size": 32,
@@ -65,8 +70,8 @@ CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
         "first_k_dense_replace": 1,
     },
 }
-# Sizes that the native kernels pack, so that long prompts are decompressed, and quantized projections are in blocks.
-WIDE: Final = {"kv_lora_rank": 128, "qk_nope_head_dim": 32, "v_head_dim": 32}
+# Sizes of whole blocks, so that projections can be quantized, which are wide enough that chunks are decompressed.
+WIDE: Final = {"kv_lora_rank": 128, "q_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
 LONG: Final = (list(range(3, 203)), [*range(3, 103), *range(300, 380)], [5, 6, 7, 8, 9] * 30, [40, 41] * 50)
 PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, [9] * 70, list(range(100, 133)))
 NUM_TOKENS: Final = 24
@@ -155,20 +160,22 @@ async def test_long_prompts_are_decompressed_beside_decodes(
     wide: Path, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that are cut, and whose first blocks are cached."""
-    attend, found = DecompressedHeads.attend, list[int]()
+    run, found = NativeDecoder.__call__, list[int]()
 
-    def counted(self: DecompressedHeads, row: DecompressedRow, *rest: Any) -> None:
-        found.append(len(row.slots))
-        attend(self, row, *rest)
+    def counted(
+        self: NativeDecoder, hidden: Any, ropes: Any, slots: Any, batch: VarlenBatch, *rest: Any, **more: Any
+    ) -> Any:
+        if batch.decompressed is not None:
+            found.extend(batch.context_lens[batch.decompressed.bool()].tolist())
+        return run(self, hidden, ropes, slots, batch, *rest, **more)
 
-    monkeypatch.setattr(DecompressedHeads, "attend", counted)
+    monkeypatch.setattr(NativeDecoder, "__call__", counted)
     reference = reference_of(wide)
     expected = [continued(reference, prompt) for prompt in LONG]
     async with builder_of(wide).with_paged_attn(pool(2000)).with_max_num_batched_tokens(budget).build() as model:
         got = [await model.send_completion_request(prompt, GREEDY) for prompt in LONG[:2]]
         assert [response.usage.prompt_tokens_details.cached_tokens for response in got] == [0, 96]
-        chunks = [200, 180] if budget == 512 else [112, 200, 180]
-        assert found == [length for length in chunks for _ in range(2)]  # in each of the layers
+        assert found == ([200, 180] if budget == 512 else [112, 200, 180])
         got += await asyncio.gather(*(model.send_completion_request(prompt, GREEDY) for prompt in LONG[2:]))
         assert [text_of(response) for response in got] == [await model.detokenize(tokens) for tokens in expected]
 
@@ -262,21 +269,22 @@ def expected_bytes(path: Path, num_layers: int) -> int:
 
 
 @needs_library
+@pytest.mark.parametrize("family", ["youtu", pytest.param("deepseek_v3", marks=pytest.mark.long)])
 async def test_planned_weights_are_those_that_are_loaded(
-    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Projections of odd sizes stay dense, as the log says, and layers that predict tokens are not loaded."""
     caplog.set_level(logging.INFO, "paged_sdk")
+    checkpoint = make_other_checkpoint(family, tmp_path / "model", **(CONFIGS[family] | {"v_head_dim": 20}))
     tensors = load_file(checkpoint / "model.safetensors")
     further = {
         name.replace(".1.", ".2.", 1): tensor.clone() for name, tensor in tensors.items() if ".layers.1." in name
     }
-    shutil.copytree(checkpoint, tmp_path / "model")
-    save_file({**tensors, **further}, tmp_path / "model" / "model.safetensors", {"format": "pt"})
-    plain = builder_of(tmp_path / "model")
+    save_file({**tensors, **further}, checkpoint / "model.safetensors", {"format": "pt"})
+    plain = builder_of(checkpoint)
     quantized = plain.with_isq(IsqType.Q8_0)
     assert plan_memory(plain).weight_bytes == sum(4 * tensor.numel() for tensor in tensors.values())
-    assert plan_memory(quantized).weight_bytes == expected_bytes(tmp_path / "model", 2)
+    assert plan_memory(quantized).weight_bytes == expected_bytes(checkpoint, 2)
     for builder, count in ((plain, 0), (quantized, 1)):
         async with builder.build() as model:
             assert await prompt_logprobs(model) is not None
@@ -286,8 +294,30 @@ async def test_planned_weights_are_those_that_are_loaded(
 async def test_what_is_refused(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="its keys are the values, too"):
         await builder_of(checkpoint).with_paged_attn(pool(800, PagedCacheType.Q4)).build()
-    with pytest.raises(ConfigError, match="latent attention"):
-        await builder_of(checkpoint).with_batch_invariance().build()
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_batch_invariance(wide: Path, dtype: str) -> None:
+    """Prompts attend over latent vectors then, however they are cut, and whatever is beside them."""
+    builder = builder_of(wide).with_dtype(dtype).with_batch_invariance().with_paged_attn(pool(2000))
+    scored = evolve(GREEDY, prompt_logprobs=0)
+    found = []
+    for budget, together in ((512, False), (112, False), (40, True)):
+        async with builder.with_max_num_batched_tokens(budget).build() as model:
+            if together:
+                wait_for_requests(model, len(LONG))
+                got = await asyncio.gather(*(model.send_completion_request(prompt, scored) for prompt in LONG))
+            else:
+                got = [await model.send_completion_request(prompt, scored) for prompt in LONG]
+        found.append([(text_of(response), response.choices[0].prompt_logprobs) for response in got])
+    assert found[0] == found[1] == found[2]
+
+
+async def test_batch_invariance_needs_native_kernels(tmp_path: Path) -> None:
+    odd = make_other_checkpoint("youtu", tmp_path, **(LATENT | {"v_head_dim": 20}))
+    with pytest.raises(ConfigError, match="projections of its latent vectors have no native kernel"):
+        await builder_of(odd).with_batch_invariance().build()
 
 
 async def test_adapters_are_merged_weights(checkpoint: Path, tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ class Shape:
     @property
     def _attention(self) -> dict[str, tuple[int, ...]]:
         config = self.config
+        if "kv_lora_rank" in config:
+            return self._latent_attention
         hidden, size = config["hidden_size"], config["head_dim"]
         query, key = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
         head_norm = (size,) if config["model_type"].startswith("qwen3") else ()
@@ -85,6 +87,30 @@ class Shape:
             "self_attn.o_proj": (hidden, query),
             "self_attn.q_norm": head_norm,
             "self_attn.k_norm": head_norm,
+        }
+
+    @property
+    def _latent_attention(self) -> dict[str, tuple[int, ...]]:
+        config = self.config
+        hidden, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
+        rope, nope, value = (config[name] for name in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
+        queries, query_rank = heads * (nope + rope), config["q_lora_rank"]
+        norms = {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
+        if query_rank is None:
+            query: dict[str, tuple[int, ...]] = {"self_attn.q_proj": (queries, hidden)}
+        else:
+            query = {
+                "self_attn.q_a_proj": (query_rank, hidden),
+                "self_attn.q_a_layernorm": (query_rank,),
+                "self_attn.q_b_proj": (queries, query_rank),
+            }
+        return {
+            **norms,
+            **query,
+            "self_attn.kv_a_proj_with_mqa": (rank + rope, hidden),
+            "self_attn.kv_a_layernorm": (rank,),
+            "self_attn.kv_b_proj": (heads * (nope + value), rank),
+            "self_attn.o_proj": (hidden, heads * value),
         }
 
     @property

@@ -131,7 +131,7 @@ def test_mixed_steps(
     dtype: torch.dtype, most_bytes: int, at_once: int, chosen: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many heads and keys are decompressed at a time."""
-    monkeypatch.setattr(decompressed, "_MOST_BYTES", most_bytes)
+    monkeypatch.setattr(decompressed, "MOST_DECOMPRESSED", most_bytes)
     monkeypatch.setattr(decompressed, "_KEYS_AT_ONCE", at_once)
     assert max(errors(native(config(), dtype=dtype), dtype)) < TOLERANCE[dtype]
     assert chosen == CHOSEN

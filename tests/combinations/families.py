@@ -51,10 +51,10 @@ _LATENT: Final[Mapping[str, Mapping[str, Any]]] = {
     "youtu": {
         "num_key_value_heads": 4,
         "kv_lora_rank": 32,
-        "q_lora_rank": 24,
+        "q_lora_rank": 32,
         "qk_rope_head_dim": 16,
-        "qk_nope_head_dim": 24,
-        "v_head_dim": 20,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
     }
 }
 _SHAPED: Final[Mapping[str, Mapping[str, Any]]] = {

@@ -28,6 +28,9 @@ TARGETS: Final = (
     "out_proj",
     "input_linear",
     "output_linear",
+    "q_a_proj",
+    "q_b_proj",
+    "kv_a_proj_with_mqa",
 )
 PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5)
 GREEDY: Final = SamplingParams(temperature=0.0, max_len=8, ignore_eos=True)
@@ -46,9 +49,17 @@ _SHAPE: Final[dict[str, Any]] = {
     "eos_token_id": 2,
     "rope_theta": 10_000.0,
 }
+_LATENT: Final[dict[str, Any]] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 64,
+}
 # No norm before either half; layer norms and an MLP without a gate; attention and MLP side by side; a factor on what
 # layers add; queries, keys and values in groups of rows; an activation with numbers of its own; gates of attention;
-# shared experts, as two matrices and as one; keys that are values, too; queries that grow with their position.
+# shared experts, as two matrices and as one; keys that are values, too; queries that grow with their position;
+# latent attention, with queries of one and of two matrices.
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "olmo2": {},
     "starcoder2": {},
@@ -83,6 +94,16 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
             "original_max_position_embeddings": 8,
             "llama_4_scaling_beta": 0.5,
         }
+    },
+    "youtu": _LATENT | {"q_lora_rank": 48},
+    "deepseek_v2": _LATENT
+    | {
+        "q_lora_rank": None,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "topk_method": "greedy",
+        "first_k_dense_replace": 1,
     },
 }
 DECOMPOSED: Final = ("starcoder2", "cohere", "falcon")

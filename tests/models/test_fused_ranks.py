@@ -33,7 +33,8 @@ pytestmark = needs_library
 
 # Three ranks cannot divide heads and outputs evenly, and two of them share a key-value head.
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-# Its heads are those of its state, which have to be all of twice the hidden size; queries that grow within the prompt.
+# Its heads are those of its state, which have to be all of twice the hidden size; queries that grow within the prompt;
+# sizes that the projections of latent vectors are packed in.
 OWN: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8},
     "ministral3": {
@@ -44,12 +45,21 @@ OWN: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.5,
         }
     },
+    "youtu": {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 48,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 64,
+    },
 }
 PROMPT = [3, 17, 8, 90, 41, 41, 5, 22, 63, 12, 3, 8, 77, 30, 2, 9]
 # Of ranks, norms over all heads run one operation at a time.
 NORMED_TOGETHER = ("olmo2", "olmo3")
-# Biases and an MLP without a gate; attention beside the MLP; norms of what layers give; a scaled stream.
-SHORT = ("llama", "starcoder2", "cohere", "gemma2", "granite")
+# Biases and an MLP without a gate; attention beside the MLP; norms of what layers give; a scaled stream; latent
+# attention.
+SHORT = ("llama", "starcoder2", "cohere", "gemma2", "granite", "youtu")
 
 
 def said(tensors: Mapping[str, Tensor], reference: PreTrainedModel, isq: IsqType | None, group: Group | None) -> Tensor:

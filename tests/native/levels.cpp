@@ -473,6 +473,61 @@ void compare_layers(Levels& levels, int32_t format) {
   }
 }
 
+// A layer with latent attention, and an MLP after it: a prompt whose keys are decompressed for one head at a time, and a
+// decode.
+void compare_latent(Levels& levels, int32_t format, int32_t form_of_many, int32_t cache_dtype) {
+  Random random(11);
+  constexpr int kHeads = 4, kRank = 64, kRope = 32, kNope = 32, kValues = 96, kQueryRank = 64;
+  const paged_heads heads{kHeads, 1, kRope + kRank, 16, cache_dtype, 0, 0, 0.125f, 0.0f, PAGED_FLOAT32_PRODUCTS,
+                          nullptr};
+  const Batch batch({40, 1}, {40, 70}, 16, random);
+  const int rows = batch.num_tokens();
+  const Cache cache(heads, batch.num_blocks, random);
+  const Weight query(format, kQueryRank, kHidden, random), down(format, kRank + kRope, kHidden, random);
+  const Weight query_up(format, kHeads * (kNope + kRope), kQueryRank, random);
+  const Weight absorbing(format, kHeads * kRank, kNope, random), values(format, kHeads * kValues, kRank, random);
+  const Weight key_up(form_of_many, kHeads * kNope, kRank, random);
+  const Weight value_up(form_of_many, kHeads * kValues, kRank, random);
+  const Weight output(format, kHidden, kHeads * kValues, random), up(format, kInner, kHidden, random);
+  const Weight mlp_down(format, kHidden, kInner, random);
+  const std::vector<float> norm = random.normal(kHidden), hidden = random.normal(rows * kHidden);
+  const std::vector<float> frequencies = random.normal(kRope / 2);
+  const std::vector<int64_t> positions(rows, 3), slots = batch.slots(heads.block_size);
+  const std::vector<uint8_t> decompressed = {1, 0};
+  paged_layer layer{};
+  layer.qkv[0] = query.packed, layer.output = output.packed, layer.up = up.packed, layer.down = mlp_down.packed;
+  layer.attention_norm = layer.mlp_norm = norm.data();
+  layer.heads = heads;
+  layer.num_qkv = 1, layer.norm_eps = 1e-5f, layer.scale = 1.0f;
+  layer.latent = {down.packed, query_up.packed, absorbing.packed, values.packed, key_up.packed, value_up.packed,
+                  norm.data(), norm.data(), kRank, kRope, kNope, kValues, 1e-6f, PAGED_FLOAT32, 1};
+  const bool dense = format == PAGED_DENSE_FLOAT32 && cache_dtype == PAGED_FLOAT32;
+  const Bound bound{dense ? 20 * kSums : kTwoLayers, format == PAGED_DENSE_BFLOAT16};
+  for (const int32_t interleaved : {0, 1}) {
+    const paged_rope rope{nullptr, nullptr, nullptr, frequencies.data(), 1.5f, 0.0f, 0, kRope / 2, interleaved, 0};
+    levels.compare(of("latent attention", format, cache_dtype), bound, [&](const Run& run) {
+      Cache own = cache;
+      paged_layer with_pages = layer;
+      with_pages.cache = own.pages();
+      with_pages.cache.value = with_pages.cache.key, with_pages.cache.value_scale = with_pages.cache.key_scale;
+      std::vector<float> out = hidden;
+      paged_decoder_args args{};
+      args.hidden = out.data();
+      args.ropes = &rope, args.num_ropes = 1;
+      args.positions = positions.data(), args.slots = slots.data();
+      args.layers = &with_pages;
+      args.workspace = run.workspace;
+      args.batch = batch.view();
+      args.batch.decompressed = decompressed.data();
+      args.num_layers = 1;
+      args.num_rows = rows;
+      args.num_threads = 1;
+      run.done(paged_decoder(run.level, &args));
+      return out;
+    });
+  }
+}
+
 // A decode in the middle of a sequence and a prefill that begins one.
 void compare_recurrent(Levels& levels) {
   Random random(6);
@@ -575,6 +630,10 @@ void compare_all(Levels& levels) {
   for (const int32_t format : {int32_t{PAGED_Q4_K}, kInHadamard + PAGED_Q4_K}) compare_layers(levels, format);
   compare_layers(levels, grouped(PAGED_GROUPED_4, 128));
   for (const int32_t format : kDenseFormats) compare_layers(levels, format);
+  for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT8_E4M3}) {
+    compare_latent(levels, PAGED_Q8_0, kInHadamard + PAGED_Q8_0, cache);
+    for (const int32_t format : kDenseFormats) compare_latent(levels, format, format, cache);
+  }
 }
 
 }  // namespace

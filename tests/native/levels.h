@@ -189,7 +189,7 @@ struct Batch {
   paged_batch view() const {
     const int32_t* seen_by_all = bidirectional_from.empty() ? nullptr : bidirectional_from.data();
     const auto count = static_cast<int32_t>(lengths.size());
-    return {starts.data(), tables.data(), lengths.data(), nullptr, seen_by_all, count, max_blocks};
+    return {starts.data(), tables.data(), lengths.data(), nullptr, seen_by_all, nullptr, count, max_blocks};
   }
 };
 

@@ -42,6 +42,8 @@ class AttentionSetup:
     :ivar workspace: scratch memory of the native CPU kernels; None if the native library is unavailable
     :ivar precision: the lowest precision in which attention on the CPU may multiply
     :ivar has_bidirectional: whether any tokens attend bidirectionally: those within an image, or the whole sequence
+    :ivar decompresses: whether prompts attend over keys and values that are made of latent vectors where that is
+        faster, which depends on how a prompt is cut into chunks
     :ivar key_offsets: per layer that keeps keys, the offsets that are subtracted from keys before they are stored as
         codes (:mod:`paged_sdk.kernels.key_offsets`)
     :ivar bases: per layer that keeps keys, the basis of stored keys and values, in which the offsets are too; empty:
@@ -55,6 +57,7 @@ class AttentionSetup:
     workspace: Workspace | None = None
     precision: Precision = Precision.FLOAT32
     has_bidirectional: bool = False
+    decompresses: bool = True
     key_offsets: Sequence[Tensor] = ()
     bases: Sequence[KvBasis] = ()
 

@@ -1,7 +1,8 @@
 """Attends with prompt tokens over keys and values of heads, decompressed from the latent vectors of a sequence.
 
 Over latent vectors, a query's product with a key has 576 elements and a weight's with a value as many (DeepSeek-V2);
-over heads, it is 192 and 128. But each key is decompressed first, which pays if many queries see it.
+over heads, it is 192 and 128. But each key is decompressed first, which pays if many queries see it. This is for layers
+that run one operation at a time; the native decoder does the same in ``csrc/latent_attention.h``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from paged_sdk.config.latent_attention import LatentAttentionConfig
 from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.kv_cache import gather_slots
 from paged_sdk.kernels.latent_heads import LatentHeads
+from paged_sdk.kernels.native.latent_attention import MOST_DECOMPRESSED
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, native_paged_attention
 
@@ -29,7 +31,6 @@ _PROJECTION_COST: Final = 2
 # A row has calls of its own, which take as long as attention of some tens of tokens.
 _FEWEST_TOKENS: Final = 32
 
-_MOST_BYTES: Final = 64 << 20
 _KEYS_AT_ONCE: Final = 4096  # gathered and projected together
 _MULTIPLE: Final = 16  # of a head's elements, for the native kernels
 
@@ -54,7 +55,7 @@ def pays_to_decompress(shape: LatentAttentionConfig, num_tokens: int, context_le
 
 def most_decompressed_bytes(shape: LatentAttentionConfig, dtype: torch.dtype, context_len: int) -> int:
     """Return the bytes that decompressed keys and values take, for sequences up to a length."""
-    return max(_MOST_BYTES, context_len * _bytes_per_key(shape, dtype))
+    return max(MOST_DECOMPRESSED, context_len * _bytes_per_key(shape, dtype))
 
 
 def _bytes_per_key(shape: LatentAttentionConfig, dtype: torch.dtype) -> int:
@@ -122,7 +123,7 @@ class DecompressedHeads:
             context_lens=torch.tensor([context_len], dtype=torch.int32),
             in_chunks=torch.ones(1, dtype=torch.uint8),
         )
-        most = max(1, _MOST_BYTES // (context_len * _bytes_per_key(self._shape, self._memory.dtype)))
+        most = max(1, MOST_DECOMPRESSED // (context_len * _bytes_per_key(self._shape, self._memory.dtype)))
         num_groups = -(-heads.num_heads // most)
         count = -(-heads.num_heads // num_groups)
         for first in range(0, heads.num_heads, count):

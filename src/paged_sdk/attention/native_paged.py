@@ -59,10 +59,17 @@ def native_storage(setup: AttentionSetup) -> KvStorage:
     workspace = setup.workspace
     assert workspace is not None
     latent, scratch = setup.model.latent, {}
-    if latent is not None:
+    if latent is not None and setup.decompresses:
         scratch[setup.device] = most_decompressed_bytes(latent, setup.dtype, setup.engine.max_model_len)
     return KvStorage(
-        make=partial(NativePagedBackend, setup.model, setup.pool, workspace=workspace, precision=setup.precision),
+        make=partial(
+            NativePagedBackend,
+            setup.model,
+            setup.pool,
+            workspace=workspace,
+            precision=setup.precision,
+            decompresses=setup.decompresses,
+        ),
         scratch=scratch,
     )
 
@@ -72,6 +79,7 @@ class NativePagedBackend(PagedBackend):
 
     :param workspace: scratch memory of the calling engine
     :param precision: the lowest precision in which attention may multiply
+    :param decompresses: whether prompts attend over keys and values that are made of latent vectors where that pays
     """
 
     def __init__(
@@ -82,6 +90,7 @@ class NativePagedBackend(PagedBackend):
         *,
         workspace: Workspace,
         precision: Precision = Precision.FLOAT32,
+        decompresses: bool = True,
     ) -> None:
         assert settings.device.type == "cpu", settings.device
         super().__init__(config, settings, num_blocks)
@@ -103,7 +112,7 @@ class NativePagedBackend(PagedBackend):
                 for cache, scores in zip(self._layers, self._scores, strict=True)
             ),
         )
-        latent = config.latent
+        latent = config.latent if decompresses else None
         self._decompressing = None if latent is None else DecompressedHeads(latent, workspace, settings.dtype)
 
     @property
@@ -117,25 +126,25 @@ class NativePagedBackend(PagedBackend):
         self._huge_pages.follow(max((row.kv_ids[-1] for row in rows), default=0))
         parts, in_chunks, firsts, num_generating = _by_form(rows, is_bidirectional=self._config.bidirectional)
         arrays = self._varlen(parts)
+        prompts = [] if self._decompressing is None else self._prompts(parts, in_chunks, firsts)
+        marks = [prompt is not None for prompt in prompts]
         batch = VarlenBatch(
             cu_seqlens_q=torch.from_numpy(arrays.cu_seqlens_q),
             block_tables=torch.from_numpy(arrays.block_tables),
             context_lens=torch.from_numpy(arrays.context_lens),
             in_chunks=torch.tensor(in_chunks, dtype=torch.uint8) if any(in_chunks) else None,
             bidirectional_from=torch.tensor(firsts, dtype=torch.int32) if max(firsts) >= 0 else None,
+            decompressed=torch.tensor(marks, dtype=torch.uint8) if any(marks) else None,
         )
         read = None
         if any(part.num_logits < part.num_new_tokens for part in parts):
             read = cumulated(torch.tensor([part.num_logits for part in parts]))
         native_rows = NativeRows(torch.from_numpy(arrays.slot_mapping), batch, num_generating, read)
         positions = None if self._max_positions is None else self._where_offsets(new_positions(rows))
-        if self._decompressing is not None:
-            prompts = self._prompts(parts, in_chunks, firsts)
+        if self._decompressing is not None and any(marks):
             decompressed = [prompt for prompt in prompts if prompt is not None]
-            if decompressed:
-                others = torch.tensor([prompt is None for prompt in prompts])
-                rest = batch.part(others) if len(decompressed) < len(parts) else None
-                return _DecompressingStep(self._pages, native_rows, positions, self._decompressing, decompressed, rest)
+            rest = batch.part(~torch.tensor(marks)) if not all(marks) else None
+            return _DecompressingStep(self._pages, native_rows, positions, self._decompressing, decompressed, rest)
         return in_basis(_NativePagedStep(self._pages, native_rows, positions), self._layers)
 
     def _prompts(

@@ -55,6 +55,7 @@ def make_storage(
         workspace=workspace,
         has_bidirectional=shape.bidirectional or (loaded.vision is not None and loaded.vision.is_bidirectional),
         precision=_precision(loaded.settings, loaded.dtype, is_quantized=loaded.is_quantized),
+        decompresses=not loaded.settings.batch_invariance,
         key_offsets=key_offsets,
         bases=bases,
     )

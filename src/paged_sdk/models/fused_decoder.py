@@ -31,6 +31,7 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.fused_head import fused_head
 from paged_sdk.models.gated_mlp import GatedMlp
+from paged_sdk.models.latent_attention_block import LatentAttentionBlock
 from paged_sdk.models.native_layer import native_layer, norm_weights
 from paged_sdk.models.plain_mlp import PlainMlp
 from paged_sdk.models.rank_head import RankHead
@@ -46,7 +47,8 @@ class FusedLayers:
 
     If weights have two forms, prompt tokens are multiplied by the form for many rows, and generated tokens by the form
     for few. So outputs do not depend on chunking, on prefix cache hits, or on the other rows of a step, while at most
-    ``few_rows`` sequences decode at a time.
+    ``few_rows`` sequences decode at a time. Prompts with latent attention are an exception: they attend over
+    decompressed keys or not by the number of their tokens in a step.
 
     :param model: a model for whose ``layers`` :func:`~paged_sdk.models.fusible.why_not_fused` returns None
     :param pages: the KV cache of these layers
@@ -98,6 +100,7 @@ class FusedLayers:
                     number=layers[place],
                     rope=list(ropes).index(model.config.ropes[layers[place]]),
                     eps=self.norm_eps,
+                    dtype=model.dtype,
                     many_rows=many_rows,
                 )
                 for place, layer in enumerate(own)
@@ -314,8 +317,12 @@ def native_projections(model: DecoderModel) -> list[dict[int, str]]:
     found = []
     for layer in model.layers:
         linears: dict[int, Linear] = {}
-        if isinstance(layer.mixer, AttentionBlock):
-            linears |= {0: layer.mixer.qkv, 4: layer.mixer.output}
+        match layer.mixer:
+            case AttentionBlock() as attention:
+                linears |= {0: attention.qkv, 4: attention.output}
+            case LatentAttentionBlock() as attention:
+                linears |= {0: attention.query, 1: attention.latent, 4: attention.output}
+                linears |= {} if attention.query_up is None else {2: attention.query_up}
         match layer.common_mlp:
             case GatedMlp() as mlp:
                 linears |= {5: mlp.gate_up, 7: mlp.down}

@@ -21,10 +21,12 @@ from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.expert_branch import ExpertBranch
 from paged_sdk.models.expert_choice import ExpertChooser
 from paged_sdk.models.gated_mlp import GatedMlp
+from paged_sdk.models.latent_attention_block import LatentAttentionBlock
 from paged_sdk.models.layer_inputs import LayerInputBlock
 from paged_sdk.models.moe_mlp import MoeMlp, SharedExpert
 from paged_sdk.models.norms import WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
+from paged_sdk.quant.latent_heads import NativeLatentHeads
 
 __all__ = ["why_not_fused"]
 
@@ -36,7 +38,7 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
             # shapes, and settings of the attention backend
             *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "max_position"),
             *("num_heads", "num_kv_heads", "head_dim", "sliding_windows", "attention_scale", "attention_softcap"),
-            *("attention_sinks", "num_image_layers", "layer_shapes"),
+            *("attention_sinks", "num_image_layers", "layer_shapes", "latent"),
             # norms, biases and activations of the layers
             *("norm", "norm_eps", "norm_bias", "norm_offset", "norm_in_float32", "input_norms", "sandwich_norms"),
             *(
@@ -110,6 +112,8 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
         mixture = layer.mlp if isinstance(layer.mlp, MoeMlp) else layer.expert_branch
         if mixture is not None and mixture.experts.native_weights is None:
             return "its experts have no native kernel"
+        if isinstance(layer.mixer, LatentAttentionBlock) and not isinstance(layer.mixer.heads, NativeLatentHeads):
+            return "the projections of its latent vectors have no native kernel"
     return None
 
 
@@ -120,8 +124,6 @@ def _what_it_has(model: DecoderModel) -> str | None:
         return "the native decoder has no recurrent layers"
     if len(config.attention_layers) < config.num_layers:
         return "the native decoder has no layers without attention"
-    if config.latent is not None:
-        return "the native decoder has no latent attention"
     parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
     if (reason := next(filter(None, map(_unknown_setting, parts)), None) or _unknown_kind(model)) is not None:
         return reason
@@ -151,6 +153,10 @@ def _unknown_combination(config: DecoderConfig, max_interleaved: int) -> str | N
         return "gates of attention among its queries"
     if config.parallel_residual and config.moe is not None:
         return "experts beside attention"
+    if config.latent is not None and any(rope.query_scale_beta for rope in config.ropes):
+        return "queries that grow with their position in latent attention"
+    if config.latent is not None and (config.latent.query_rank or 0) % 16:
+        return f"query_rank = {config.latent.query_rank} in latent attention"
     if any(rope.interleaved and rope.rotary_dim > max_interleaved for rope in config.ropes):
         return f"pairs of neighbours in more than {max_interleaved} elements of a head"
     return None
@@ -165,11 +171,12 @@ def _unknown_kind(model: DecoderModel) -> str | None:
     parts: list[tuple[object, tuple[type, ...]]] = [(model, (DecoderModel,))]
     parts += [(rope, (RotaryEmbedding,)) for rope in model.ropes.values()]
     for layer in model.layers:
-        attention, mlp = layer.attention, layer.mlp
+        mixer, mlp = layer.mixer, layer.mlp
         block = layer.layer_input
         parts += [] if block is None else [(block, (LayerInputBlock,))]
-        norms += [attention.value_norm, None if block is None else block.norm]
-        parts += [(layer, (DecoderLayer,)), (attention, (AttentionBlock,)), (mlp, (GatedMlp, PlainMlp, MoeMlp))]
+        norms += [None if block is None else block.norm]
+        parts += [(layer, (DecoderLayer,)), (mlp, (GatedMlp, PlainMlp, MoeMlp))]
+        parts.append((mixer, (AttentionBlock, LatentAttentionBlock)))
         if isinstance(mlp, MoeMlp):
             parts.append((mlp.chooser, (ExpertChooser,)))
             parts += (
@@ -179,8 +186,12 @@ def _unknown_kind(model: DecoderModel) -> str | None:
             parts += [(branch, (ExpertBranch,)), (branch.chooser, (ExpertChooser,))]
             norms += [branch.router_norm, branch.input_norm, branch.output_norm, branch.dense_output_norm]
         norms += [layer.attention_norm, layer.attention_output_norm, layer.mlp_norm, layer.mlp_output_norm]
-        qk_norm = attention.qk_norm
-        norms += (qk_norm.query, qk_norm.key) if type(qk_norm) is WholeNorms else (qk_norm,)
+        if isinstance(mixer, LatentAttentionBlock):
+            norms += [mixer.query_norm, mixer.latent_norm]
+        elif isinstance(mixer, AttentionBlock):
+            qk_norm = mixer.qk_norm
+            norms += (qk_norm.query, qk_norm.key) if type(qk_norm) is WholeNorms else (qk_norm,)
+            norms.append(mixer.value_norm)
     parts += [(norm, (RMSNorm, LayerNorm, NoNorm)) for norm in norms if norm is not None]
     unknown = (type(part).__name__ for part, kinds in parts if type(part) not in kinds)
     if (name := next(unknown, None)) is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+import torch
+from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.attention.backend import NativePages
@@ -11,6 +13,7 @@ from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import AttentionGate, DecoderConfig, NormKind, QkNormWeights
 from paged_sdk.kernels.native.decoder_layer import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder_layer import LayerInput
+from paged_sdk.kernels.native.latent_attention import LatentAttention
 from paged_sdk.kernels.native.mixture import Mixture
 from paged_sdk.kernels.native.projection import Projection
 from paged_sdk.kernels.native.routing import ExpertChoice
@@ -19,11 +22,13 @@ from paged_sdk.layers.norm import LayerNorm, NoNorm, Norm
 from paged_sdk.layers.xielu import Xielu
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_mlp import GatedMlp
+from paged_sdk.models.latent_attention_block import LatentAttentionBlock
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.norms import SharedWholeNorms, WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
 from paged_sdk.models.sharded import ColumnParallelExperts, ColumnParallelLinear
 from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.latent_heads import NativeLatentHeads
 from paged_sdk.quant.linear import Linear
 
 __all__ = ["native_layer", "norm_weights"]
@@ -44,6 +49,7 @@ def native_layer(
     number: int,
     rope: int,
     eps: float,
+    dtype: torch.dtype,
     many_rows: bool,
 ) -> NativeLayer:
     """Describe one layer to the native library, with its weights in the form for many rows or for few.
@@ -53,21 +59,21 @@ def native_layer(
     :param number: its number in the model
     :param rope: the number of its rotary embedding
     :param eps: epsilon of its norms
+    :param dtype: the model's
     """
-    attention, own = layer.attention, config.layer(number)
+    attention, own = _attention(layer, config, dtype, many_rows=many_rows), config.layer(number)
     (output,) = _projections(attention.output, many_rows=many_rows)
     gate, up, down = _mlp(layer, many_rows=many_rows)
     attention_norm, attention_norm_bias = norm_weights(layer.attention_norm)
     mlp_norm, mlp_norm_bias = norm_weights(layer.mlp_norm)
-    assert not isinstance(attention.qk_norm, SharedWholeNorms), "why_not_fused() refuses norms across ranks"
-    query, key = _head_norms(attention.qk_norm, config)
     joined = attention.output if isinstance(attention.output, ColumnParallelLinear) else None
     mlp = layer.common_mlp
     activation = Activation.SILU if mlp is None else mlp.activation
     return NativeLayer(
         shape=pages.shapes[index],
         cache=pages.caches[index],
-        qkv=_projections(attention.qkv, many_rows=many_rows),
+        qkv=attention.qkv,
+        latent=attention.latent,
         output=output,
         gate=gate,
         up=up,
@@ -81,13 +87,13 @@ def native_layer(
         mlp_norm_bias=mlp_norm_bias,
         mlp_output_norm=norm_weights(layer.mlp_output_norm)[0],
         head_norm=_HEAD_NORMS[config.qk_norm_weights],
-        query_norm=query[0],
-        query_norm_bias=query[1],
-        key_norm=key[0],
-        key_norm_bias=key[1],
+        query_norm=attention.query_norm[0],
+        query_norm_bias=attention.query_norm[1],
+        key_norm=attention.key_norm[0],
+        key_norm_bias=attention.key_norm[1],
         norms_last=config.qk_norm_after_rope,
         gates=config.attention_gate is AttentionGate.APART,
-        value_norm=attention.value_norm is not None,
+        value_norm=attention.norms_values,
         keys_as_values=own.keys_as_values and own.kv_layer is None,
         shares_keys=own.kv_layer is not None,
         layer_input=_layer_input(layer, config, number, many_rows=many_rows),
@@ -102,6 +108,64 @@ def native_layer(
         attended_widths=None if joined is None else joined.inputs,
         inner_widths=mlp.down.inputs if mlp is not None and isinstance(mlp.down, ColumnParallelLinear) else None,
         hidden_widths=None if joined is None else joined.outputs,
+    )
+
+
+@frozen(eq=False, kw_only=True)
+class _Attention:
+    """Holds what differs between kinds of attention.
+
+    :ivar query_norm: weight and bias of the norm of queries; ``key_norm`` likewise
+    """
+
+    qkv: tuple[Projection, ...]
+    output: Linear
+    latent: LatentAttention | None = None
+    query_norm: tuple[Tensor | None, Tensor | None] = (None, None)
+    key_norm: tuple[Tensor | None, Tensor | None] = (None, None)
+    norms_values: bool = False
+    sinks: Tensor | None = None
+
+
+def _attention(layer: DecoderLayer, config: DecoderConfig, dtype: torch.dtype, *, many_rows: bool) -> _Attention:
+    if isinstance(layer.mixer, LatentAttentionBlock):
+        return _latent_attention(layer.mixer, config, dtype, many_rows=many_rows)
+    attention = layer.attention
+    assert not isinstance(attention.qk_norm, SharedWholeNorms), "why_not_fused() refuses norms across ranks"
+    query, key = _head_norms(attention.qk_norm, config)
+    return _Attention(
+        qkv=_projections(attention.qkv, many_rows=many_rows),
+        output=attention.output,
+        query_norm=query,
+        key_norm=key,
+        norms_values=attention.value_norm is not None,
+        sinks=attention.sinks,
+    )
+
+
+def _latent_attention(
+    attention: LatentAttentionBlock, config: DecoderConfig, dtype: torch.dtype, *, many_rows: bool
+) -> _Attention:
+    shape, heads = config.latent, attention.heads
+    assert shape is not None
+    assert isinstance(heads, NativeLatentHeads), "why_not_fused() refuses others"
+    (down,) = _projections(attention.latent, many_rows=many_rows)
+    up = () if attention.query_up is None else _projections(attention.query_up, many_rows=many_rows)
+    norm = norm_weights(attention.latent_norm)[0]
+    assert norm is not None
+    return _Attention(
+        qkv=_projections(attention.query, many_rows=many_rows),
+        output=attention.output,
+        latent=LatentAttention(
+            down=down,
+            query_up=next(iter(up), None),
+            heads=heads.packed,
+            query_norm=norm_weights(attention.query_norm)[0],
+            norm=norm,
+            norm_eps=shape.norm_eps,
+            rope_dim=shape.rope_dim,
+            dtype=dtype,
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from paged_sdk.config.latent_attention import LatentAttentionConfig
 from paged_sdk.kernels.latent_heads import LatentHeads
 from paged_sdk.kernels.native.heads import NativeHeads
+from paged_sdk.kernels.native.latent_attention import PackedLatentHeads
 from paged_sdk.kernels.native.packed import DENSE_TYPES, PackedWeight, gains_in_hadamard, pack_dense, pack_gguf
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, tensor_type_of
@@ -102,6 +103,14 @@ class NativeLatentHeads(LatentHeads):
         return self._values(latents, latents.new_empty(len(latents), self.num_heads, self.value_dim))
 
     @property
+    def packed(self) -> PackedLatentHeads:
+        """Return the matrices in their packed form."""
+        key_up, value_up = (each.weight for each in self._decompressing)
+        return PackedLatentHeads(
+            absorbing=self._absorbing.weight, values=self._values.weight, key_up=key_up, value_up=value_up
+        )
+
+    @property
     def decompresses(self) -> bool:
         """Return True."""
         return True
@@ -168,5 +177,6 @@ def _packed(heads: Tensor, packed_type: int, place: Place) -> PackedWeight:
     # One thread per layer: other threads load other layers.
     if packed_type in DENSE_TYPES.values():
         return pack_dense(library, [matrix], (rows, cols), place.dtype, num_threads=1, memory=place.memory)
-    blocks = quantize_blocks(library, matrix.float(), packed_type, num_threads=1)
+    # The transpose of a single head, as a rank may have, is still a view.
+    blocks = quantize_blocks(library, matrix.float().contiguous(), packed_type, num_threads=1)
     return pack_gguf(library, blocks, packed_type, rows, cols, num_threads=1, memory=place.memory)

@@ -98,7 +98,7 @@ class NativeDecoder:
         num_ropes = 1 + max(layer.rope for layer in layers)
         # A rotary embedding may be at most as wide as the smallest heads of the layers that use it.
         self._widest_ropes = [
-            min((layer.shape.head_dim // 2 for layer in layers if layer.rope == rope), default=0)
+            min((_rotated(layer) // 2 for layer in layers if layer.rope == rope), default=0)
             for rope in range(num_ropes)
         ]
         self._kept: list[Tensor | None] = []  # tensors that the C structures point to, apart from the layers' own
@@ -160,6 +160,8 @@ class NativeDecoder:
         target.shares_keys, target.keys_as_values = layer.shares_keys, layer.keys_as_values
         target.value_norm, target.norms_last, target.scale = layer.value_norm, layer.norms_last, layer.scale
         target.gates = layer.gates
+        if layer.latent is not None:
+            self._kept += layer.latent.describe(target.latent, layer.shape)
         if layer.mixture is not None:
             self._kept += layer.mixture.describe(target.mixture)
         of_queries, of_keys = (
@@ -305,6 +307,11 @@ class NativeDecoder:
         most = min(widest, self._max_interleaved // 2) if interleaved else widest
         if numbers.shape[-1] > most:
             raise ConfigError.of(f"{name}.shape", tuple(numbers.shape), f"at most {most} columns")
+
+
+def _rotated(layer: DecoderLayer) -> int:
+    """Return the most elements of a head that a rotary embedding may rotate."""
+    return layer.shape.head_dim if layer.latent is None else layer.latent.rope_dim
 
 
 def _check_contiguous(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:

@@ -4,19 +4,21 @@ The basic layer is llama's: RMSNorm, attention with rotary embedding, residual; 
 cover other families: biases of any matrix (Qwen2, some Llamas), norms of query and key heads (Qwen3), norms of the
 outputs of attention and MLP, in addition to those of the inputs (Gemma) or instead of them (OLMo 2), rotary embeddings
 that differ between layers (Gemma 3) or are interleaved (GLM), layer norms and MLPs without a gate (StarCoder 2), an
-activation with learned numbers (Apertus), gates of attention (AFMoE), MLPs parallel to attention (Command R), and
-experts in place of the MLP (Mixtral) or beside it (Qwen2-MoE, Gemma 4).
+activation with learned numbers (Apertus), gates of attention (AFMoE), latent attention (DeepSeek-V2), MLPs parallel to
+attention (Command R), and experts in place of the MLP (Mixtral) or beside it (Qwen2-MoE, Gemma 4).
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache
+from paged_sdk.kernels.native.latent_attention import LatentAttention
 from paged_sdk.kernels.native.linear import check_weights
 from paged_sdk.kernels.native.mixture import Mixture
 from paged_sdk.kernels.native.paged_attention import AttentionShape
@@ -51,8 +53,10 @@ class DecoderLayer:
     """Holds the weights and settings of one layer. Hidden and inner sizes are multiples of 16.
 
     :ivar qkv: query, key and value [.., hidden], or one fused matrix; without value with ``keys_as_values``, only query
-        with ``shares_keys``, and with ``gates`` a last one to these
-    :ivar output: [hidden, num_heads * head_dim]
+        with ``shares_keys``, and with ``gates`` a last one to these; with ``latent`` one matrix, of queries or of the
+        vector that they are projected from
+    :ivar latent: latent attention, with one key per token, ``shape.head_dim`` of its elements; None: other attention
+    :ivar output: [hidden, num_heads * head_dim], or with ``latent`` [hidden, num_heads * value_dim]
     :ivar gate: of the MLP, [inner, hidden]; None: an MLP without a gate, whose activation is applied to ``up``
     :ivar up: [inner, hidden]; None: no MLP
     :ivar down: [hidden, inner]; None: no MLP
@@ -95,6 +99,7 @@ class DecoderLayer:
     cache: LayerCache
     qkv: tuple[Projection, ...]
     output: Projection
+    latent: LatentAttention | None = None
     gate: Projection | None = None
     up: Projection | None = None
     down: Projection | None = None
@@ -130,13 +135,8 @@ class DecoderLayer:
     hidden_widths: Tensor | None = None
 
     def __attrs_post_init__(self) -> None:
-        hidden, size = self.hidden_size, self.shape.head_dim
-        queries = self.shape.num_heads * size
-        check_weights([each.weight for each in self.qkv])
-        of_heads = 1 if self.shares_keys else 2 if self.keys_as_values else 3
-        num_matrices = of_heads + (1 if self.gates else 0)
-        if len(self.qkv) not in (1, num_matrices):
-            raise ConfigError.of("qkv", len(self.qkv), f"one weight, or {num_matrices}")
+        hidden = self.hidden_size
+        projected, attended = self._check_latent() if self.latent is not None else self._check_qkv()
         self._check_norms()
         if self.parallel and (self.mixture is not None or self.mlp_norm is not None):
             raise ConfigError.of(
@@ -144,10 +144,9 @@ class DecoderLayer:
             )
         if self.mlp_output_norm is None and (self.layer_input is not None or self.scale != 1.0):
             raise ConfigError.of("mlp_output_norm", None, "a norm, with a layer's own input or scale")
-        keys = (of_heads - 1) * self.shape.num_kv_heads * size
         expected = {
-            "qkv": (queries * (2 if self.gates else 1) + keys, hidden),
-            "output": self._last_shape(self.output.weight.rows, self.attended_widths, queries),
+            "qkv": (projected, hidden),
+            "output": self._last_shape(self.output.weight.rows, self.attended_widths, attended),
         }
         found = {"qkv": (sum(each.weight.rows for each in self.qkv), hidden), "output": self.output.shape}
         if self.up is not None and self.down is not None:
@@ -170,6 +169,32 @@ class DecoderLayer:
             found |= {"input gate": own.gate.shape, "input output": own.output.shape}
         if found != expected:
             raise ConfigError.of("shapes of a layer's weights", found, str(expected))
+
+    def _check_qkv(self) -> tuple[int, int]:
+        """Check the number of matrices; return the rows that they have together, and the elements of the result."""
+        check_weights([each.weight for each in self.qkv])
+        of_heads = 1 if self.shares_keys else 2 if self.keys_as_values else 3
+        num_matrices = of_heads + (1 if self.gates else 0)
+        if len(self.qkv) not in (1, num_matrices):
+            raise ConfigError.of("qkv", len(self.qkv), f"one weight, or {num_matrices}")
+        queries = self.shape.num_heads * self.shape.head_dim
+        keys = (of_heads - 1) * self.shape.num_kv_heads * self.shape.head_dim
+        return queries * (2 if self.gates else 1) + keys, queries
+
+    def _check_latent(self) -> tuple[int, int]:
+        """Check latent attention; return like :meth:`_check_qkv`."""
+        latent = self.latent
+        assert latent is not None
+        if len(self.qkv) != 1:
+            raise ConfigError.of("qkv", len(self.qkv), "one weight, with latent attention")
+        others = ("query_norm", "key_norm", "gates", "value_norm", "keys_as_values", "shares_keys", "clip", "parallel")
+        if given := [name for name in others if getattr(self, name)]:
+            raise ConfigError.of("latent", "given", f"None, with {' and '.join(given)}")
+        if self.cache.key_offsets is not None or self.cache.basis is not None or self.cache.key.dtype is torch.uint8:
+            raise ConfigError.of("cache", "offsets, a basis or 4-bit codes", "plain keys, with latent attention")
+        (query,) = self.qkv
+        latent.check(self.shape, query)
+        return query.weight.rows, self.shape.num_heads * latent.value_dim(self.shape)
 
     def _check_norms(self) -> None:
         if (self.attention_output_norm is None) != (self.mlp_output_norm is None):

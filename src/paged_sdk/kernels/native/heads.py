@@ -37,7 +37,7 @@ class NativeHeads:
         self.size: int = weight.rows // num_heads
         self.cols: int = weight.cols
         self._workspace = workspace
-        self._weight = weight
+        self.weight: PackedWeight = weight
         self._args = HeadProduct(workspace=workspace.handle, num_threads=workspace.num_threads)
         describe(self._args.weight, weight, None)
 
@@ -66,7 +66,7 @@ class NativeHeads:
             if heads.stride(2) != 1:
                 raise ConfigError.of(f"{name}.stride()", heads.stride(), "adjacent elements of a head")
         args, library = self._args, self._workspace.library
-        weight = self._weight
+        weight = self.weight
         args.weight.data = weight.data.data_ptr() + first * (weight.num_bytes // self.num_heads)
         args.weight.rows = count * self.size
         args.x, args.x_stride = x.data_ptr(), x.stride(0)

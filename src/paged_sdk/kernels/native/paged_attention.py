@@ -74,6 +74,14 @@ def cumulated(lengths: Tensor) -> Tensor:
     return F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
 
 
+_MARKS: Final = (
+    ("in_chunks", torch.uint8, "uint8"),
+    ("bidirectional_from", torch.int32, "int32"),
+    ("decompressed", torch.uint8, "uint8"),
+)
+"""What a batch may say of each sequence, in the order of its fields."""
+
+
 @frozen(eq=False)
 class VarlenBatch:
     """Maps query tokens to sequences, and sequences to blocks.
@@ -86,6 +94,8 @@ class VarlenBatch:
         few, so that results do not depend on where a prompt was cut; None: all 0
     :ivar bidirectional_from: [num_seqs] int32: the position from which on every query token of a sequence sees all its
         keys, later ones and those before the window included, as within an image; -1: causal. None: all causal
+    :ivar decompressed: [num_seqs] uint8: 1 if a sequence attends over keys and values that are made of latent vectors,
+        in decoder layers that have these; None: all 0
     """
 
     cu_seqlens_q: Tensor
@@ -93,6 +103,7 @@ class VarlenBatch:
     context_lens: Tensor
     in_chunks: Tensor | None = None
     bidirectional_from: Tensor | None = None
+    decompressed: Tensor | None = None
 
     def __attrs_post_init__(self) -> None:
         for name in ("cu_seqlens_q", "block_tables", "context_lens"):
@@ -103,13 +114,10 @@ class VarlenBatch:
         if self.cu_seqlens_q.numel() != count + 1 or self.block_tables.shape[:-1] != (count,):
             shapes = [tuple(t.shape) for t in (self.cu_seqlens_q, self.block_tables, self.context_lens)]
             raise ConfigError.of("batch shapes", shapes, "[num_seqs + 1], [num_seqs, max_blocks], [num_seqs]")
-        marks = self.in_chunks
-        if marks is not None and not (_is_vector(marks, torch.uint8) and marks.shape == (count,)):
-            raise ConfigError.of("in_chunks", f"{marks.dtype} {tuple(marks.shape)}", f"uint8 ({count},) in CPU memory")
-        first = self.bidirectional_from
-        if first is not None and not (_is_vector(first, torch.int32) and first.shape == (count,)):
-            given = f"{first.dtype} {tuple(first.shape)}"
-            raise ConfigError.of("bidirectional_from", given, f"int32 ({count},) in CPU memory")
+        for name, dtype, kind in _MARKS:
+            marks: Tensor | None = getattr(self, name)
+            if marks is not None and not (_is_vector(marks, dtype) and marks.shape == (count,)):
+                raise ConfigError.of(name, f"{marks.dtype} {tuple(marks.shape)}", f"{kind} ({count},) in CPU memory")
 
     def part(self, sequences: Tensor) -> tuple[Tensor, VarlenBatch]:
         """Select sequences.
@@ -119,10 +127,10 @@ class VarlenBatch:
         """
         lengths = self.cu_seqlens_q.diff()
         tokens = sequences.repeat_interleave(lengths).nonzero().flatten()
-        marks = None if self.in_chunks is None else self.in_chunks[sequences]
-        first = None if self.bidirectional_from is None else self.bidirectional_from[sequences]
         cu_seqlens_q, tables = cumulated(lengths[sequences]), self.block_tables[sequences]
-        return tokens, VarlenBatch(cu_seqlens_q, tables, self.context_lens[sequences], marks, first)
+        given: list[Tensor | None] = [getattr(self, name) for name, *_ in _MARKS]
+        marks = (None if each is None else each[sequences] for each in given)
+        return tokens, VarlenBatch(cu_seqlens_q, tables, self.context_lens[sequences], *marks)
 
 
 @frozen(eq=False)
@@ -216,6 +224,7 @@ def describe_batch(batch: VarlenBatch) -> Batch:
         context_lens=batch.context_lens.data_ptr(),
         in_chunks=pointer(batch.in_chunks),
         bidirectional_from=pointer(batch.bidirectional_from),
+        decompressed=pointer(batch.decompressed),
         num_seqs=batch.context_lens.numel(),
         max_blocks=batch.block_tables.shape[-1],
     )

@@ -16,6 +16,7 @@ __all__ = [
     "Decoder",
     "Experts",
     "HeadProduct",
+    "Latent",
     "Layer",
     "Linear",
     "Mixture",
@@ -161,12 +162,35 @@ class Rope(Structure):
     )
 
 
+class Latent(Structure):
+    """Mirrors ``paged_latent``: what a layer's latent attention has besides that of other attention."""
+
+    _fields_ = (
+        ("down", Weight),
+        ("query_up", Weight),
+        ("absorbing", Weight),
+        ("values", Weight),
+        ("key_up", Weight),
+        ("value_up", Weight),
+        ("query_norm", c_void_p),
+        ("norm", c_void_p),
+        ("rank", c_int32),
+        ("rope_dim", c_int32),
+        ("nope_dim", c_int32),
+        ("value_dim", c_int32),
+        ("norm_eps", c_float),
+        ("decompressed_dtype", c_int32),
+        ("most_decompressed", c_int64),
+    )
+
+
 class Layer(Structure):
     """Mirrors ``paged_layer``: the weights and settings of one decoder layer."""
 
     _fields_ = (
         ("qkv", Weight * 4),
         ("output", Weight),
+        ("latent", Latent),
         ("mixture", Mixture),
         ("gate", Weight),
         ("up", Weight),

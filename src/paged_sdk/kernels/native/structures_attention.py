@@ -29,6 +29,7 @@ class Batch(Structure):
         ("context_lens", c_void_p),
         ("in_chunks", c_void_p),
         ("bidirectional_from", c_void_p),
+        ("decompressed", c_void_p),
         ("num_seqs", c_int32),
         ("max_blocks", c_int32),
     )

@@ -207,6 +207,31 @@ struct paged_rope {
   int32_t reserved;
 };
 
+// Multi-head latent attention (DeepSeek-AI, 2024, arXiv 2405.04434): the cache has one vector per token, the rotated
+// elements of its key and then its latent vector, of which the keys and values of all heads are projections. The first
+// matrix of qkv projects to queries of [nope_dim, rope_dim] elements each, or to the vector that query_up projects to
+// them. Sizes are multiples of 16.
+//
+// Rows attend over latent vectors, for which `absorbing` takes queries to them and `values` takes results back; or, in
+// sequences that paged_batch.decompressed marks, over keys and values that key_up and value_up make of them.
+struct paged_latent {
+  paged_weight down;       // [rank + rope_dim, hidden]; data null: the layer's attention has keys and values
+  paged_weight query_up;   // [num_heads * (nope_dim + rope_dim), query rank]; data null: none
+  paged_weight absorbing;  // [num_heads * rank, nope_dim]: the transposed matrices of key_up
+  paged_weight values;     // [num_heads * value_dim, rank]
+  paged_weight key_up;     // [num_heads * nope_dim, rank]
+  paged_weight value_up;   // as `values`, maybe in another form
+  const float* query_norm;  // [query rank]: of an RMSNorm before query_up
+  const float* norm;        // [rank]: of the latent vectors
+  int32_t rank;
+  int32_t rope_dim;
+  int32_t nope_dim;
+  int32_t value_dim;
+  float norm_eps;
+  int32_t decompressed_dtype;  // of keys and values that are made
+  int64_t most_decompressed;   // bytes that they may take at once; those of one head always may
+};
+
 // One decoder layer: attention, and a feed-forward part: an MLP, experts, or both beside each other. Each reads the
 // normalized residual stream, and its output, after a second RMSNorm if one is given, is added to the stream. In a
 // parallel layer, the MLP reads the same normalized input as attention, and both outputs are added together.
@@ -221,6 +246,7 @@ struct paged_rope {
 struct paged_layer {
   paged_weight qkv[4];  // query, key, value; or query and key; or only query; then gates, if any; or one fused matrix
   paged_weight output;
+  paged_latent latent;  // heads describe its cache then: one KV head of rope_dim + rank elements
   paged_mixture mixture;
   paged_weight gate;  // of the MLP; data null: no gate; the activation applies to up
   paged_weight up;    // data null: no MLP
@@ -262,7 +288,8 @@ struct paged_layer {
   float scale;             // 1: the stream is left as it is
 };
 
-// Index of a projection in an adapter's updates. If query, key, value and attention's gate, or gate and up, are one
+// Index of a projection in an adapter's updates. Latent attention has down in the place of key, and query_up in that of
+// value. If query, key, value and attention's gate, or gate and up, are one
 // fused matrix, its update has the index of the first.
 enum PagedProjection : int32_t {
   PAGED_QKV = 0,

@@ -44,6 +44,9 @@ struct paged_batch {
   // [num_seqs]: every query token of the sequence sees all keys from this one to the sequence's last, causal mask and
   // window notwithstanding (if window_reaches_ahead, only those within the window); -1: causal. Null: all -1.
   const int32_t* bidirectional_from;
+  // [num_seqs], 0 or 1: whether a sequence attends over keys and values decompressed from latent vectors, if many of
+  // its rows are computed; null: all 0.
+  const uint8_t* decompressed;
   int32_t num_seqs;
   int32_t max_blocks;
 };

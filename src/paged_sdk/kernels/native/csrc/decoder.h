@@ -1,6 +1,7 @@
 // Runs whole decoder layers in one job: the phases of the other headers, in order.
 #pragma once
 
+#include "latent_attention.h"
 #include "mlp.h"
 #include "new_keys.h"
 
@@ -12,6 +13,10 @@ inline Task project_rows(Job& job, const Step& step, int index) {
   const paged_decoder_args& args = step.args;
   const DecoderScratch& scratch = step.scratch;
   const paged_layer& layer = args.layers[index];
+  if (is_latent(layer)) {
+    co_await project_latents(job, step, index);
+    co_return;
+  }
   const int64_t width = projected_width(layer);
   const Operand normed = Operand::at(scratch.activations, layer.qkv[0], args.num_rows);
   co_await prepare_normed(job, step, layer, layer.qkv[0], layer.attention_norm, layer.attention_norm_bias, normed);
@@ -54,13 +59,17 @@ inline Task attend(Job& job, const Step& step, int index, const Output out) {
   const paged_decoder_args& args = step.args;
   const DecoderScratch& scratch = step.scratch;
   const paged_layer& layer = args.layers[index];
-  const int queries = query_width(layer.heads);
-  const AttentionPlan plan(layer.heads, args.batch, args.num_threads);
-  co_await attend_batch(job, plan, layer.cache, {scratch.projected, projected_width(layer), PAGED_FLOAT32},
-                        plain_output(scratch.attended, queries), AttentionScratch::at(scratch.attention, plan));
+  const int width = attended_width(layer);
+  if (is_latent(layer)) {
+    co_await attend_over_latents(job, step, layer);
+  } else {
+    const AttentionPlan plan(layer.heads, args.batch, args.num_threads);
+    co_await attend_batch(job, plan, layer.cache, {scratch.projected, projected_width(layer), PAGED_FLOAT32},
+                          plain_output(scratch.attended, width), AttentionScratch::at(scratch.attention, plan));
+  }
   if (layer.gates != 0) co_await gate_attended(job, step, layer);
   const UpdateInput joined =
-      join_columns(step, layer.attended_widths, {scratch.attended, queries, queries}, layer.output.cols);
+      join_columns(step, layer.attended_widths, {scratch.attended, width, width}, layer.output.cols);
   const Operand attended = Operand::at(scratch.activations, layer.output, args.num_rows);
   co_await prepare_rows(job, layer.output, {joined.data, joined.stride, PAGED_FLOAT32}, nullptr, 0.0f, attended);
   co_await multiply_adapted(job, step, index, PAGED_OUTPUT, layer.output, attended, joined, out);

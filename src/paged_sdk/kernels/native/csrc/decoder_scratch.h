@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention_batch.h"
+#include "latent_scratch.h"
 #include "lora.h"
 #include "mixture.h"
 #include "product.h"
@@ -37,17 +38,17 @@ inline int columns_of_experts(const paged_layer& layer) {
 struct DecoderScratch {
   int32_t* original_rows;  // [rows that are read]: their rows of the step
   uint8_t* activations;
-  float* projected;  // [rows, queries + keys + values + gates]
-  float* attended;   // [rows, queries]
+  float* projected;  // [rows, projected_width]
+  float* attended;   // [rows, attended_width]
   float* gated;      // [rows, inner], or the same as DenseRows
   float* branch;     // [rows, hidden]: a branch's output (branch.h), or those of both in parallel layers
   float* beside;     // [rows, hidden]: the output of experts beside an MLP
-  float* joined;     // [rows, queries or inner], gathered from all ranks
+  float* joined;     // [rows, attended_width or inner], gathered from all ranks
   float* part;       // [rows, rows of output or down]: this rank's columns of the branch
   float* normed;     // [rows, hidden], after a LayerNorm
   float* read;       // [rows that are read, hidden]: their residual stream, unless all rows are read
   uint8_t* sums;     // per thread: sums of kSumPanels panels
-  uint8_t* attention;
+  uint8_t* attention;  // of all rows, or of one part of them (latent_scratch.h)
   uint8_t* mixture;
   AdapterScratch adapters;
 
@@ -60,12 +61,10 @@ struct DecoderScratch {
       const size_t rows = args.num_rows, hidden = hidden_size(args);
       for (int i = 0; i < args.num_layers; ++i) {
         const paged_layer& layer = args.layers[i];
-        const paged_heads& heads = layer.heads;
-        const int queries = heads.num_heads * heads.head_dim;
         grow(projected, rows * projected_width(layer));
-        grow(attended, rows * queries);
-        for (const paged_weight* weight : {&layer.qkv[0], &layer.output})
-          grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
+        grow(attended, rows * attended_width(layer));
+        for (const paged_weight* weight : {&layer.qkv[0], &layer.output, &layer.latent.down, &layer.latent.query_up})
+          if (weight->data != nullptr) grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
         if (has_mlp(layer)) {
           grow(gated, DenseRows::bytes(args.num_rows, layer.up.rows));
           for (const paged_weight* weight : {&first_of_mlp(layer), &layer.down})
@@ -95,12 +94,16 @@ struct DecoderScratch {
         const paged_decoder_args last = only_read(args);
         if (last.num_rows < args.num_rows) grow(read, last.num_rows * hidden);
         for (const paged_batch* batch : {&args.batch, &last.batch})
-          grow(attention, AttentionScratch::bytes(AttentionPlan(heads, *batch, args.num_threads), args.num_threads));
+          grow(attention, attention_bytes(layer, *batch, args.num_threads));
       }
       if (args.cu_seqlens_read != nullptr) original_rows = only_read(args).num_rows;
     }
 
    private:
+    static size_t attention_bytes(const paged_layer& layer, const paged_batch& batch, int num_threads) {
+      if (is_latent(layer)) return latent_bytes(layer, batch, num_threads);
+      return AttentionScratch::bytes(AttentionPlan(layer.heads, batch, num_threads), num_threads);
+    }
     static void grow(size_t& size, size_t needed) { size = std::max(size, needed); }
   };
 

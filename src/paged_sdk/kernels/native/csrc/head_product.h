@@ -7,12 +7,13 @@
 namespace paged {
 namespace {
 
-// The matrices of the heads, concatenated by rows.
+// The matrices of some heads, concatenated by rows.
 struct HeadWeights {
   paged_weight first;  // that of the first head
   int64_t bytes;       // of one head
+  int count;
 
-  HeadWeights(const paged_weight& all, int num_heads) : first(all) {
+  HeadWeights(const paged_weight& all, int num_heads) : first(all), count(num_heads) {
     first.rows /= num_heads;
     bytes = num_panels(first.rows) *
             (is_dense(all.format) ? dense_panel_bytes(all.format, all.cols) : panel_kernel(all).panel_bytes);
@@ -22,6 +23,24 @@ struct HeadWeights {
     weight.data += head * bytes;
     return weight;
   }
+  // Returns those of `num` heads from `head` on.
+  HeadWeights part(int64_t head, int num) const {
+    HeadWeights out = *this;
+    out.first = of(head), out.count = num;
+    return out;
+  }
+};
+
+// Vectors of heads: that of row m and head h begins at element m * stride + h * head_stride.
+struct HeadVectors {
+  void* data;
+  int64_t stride;
+  int64_t head_stride;  // of inputs 0: all heads have the same
+  int32_t dtype;
+
+  void* of_head(int64_t head) const {
+    return static_cast<uint8_t*>(data) + head * head_stride * (dtype == PAGED_FLOAT32 ? 4 : 2);
+  }
 };
 
 // Scratch memory: each head's rows in the form that its matrix multiplies, once if all heads have the same rows.
@@ -30,27 +49,15 @@ struct HeadScratch {
   size_t bytes;  // of one head's rows
   ThreadSums sums;
 
-  static int num_inputs(const paged_head_product_args& args) { return args.x_head_stride == 0 ? 1 : args.num_heads; }
-
-  static HeadScratch at(Arena& arena, const paged_head_product_args& args) {
+  static HeadScratch at(Arena& arena, const HeadWeights& weights, int num_inputs, int num_rows, int num_threads) {
     HeadScratch out{};
-    out.bytes = line_aligned(
-        Operand::bytes(HeadWeights(args.weight, args.num_heads).first, args.num_rows, args.num_threads));
-    out.rows = arena.take<uint8_t>(out.bytes * num_inputs(args));
-    out.sums.bytes = ThreadSums::bytes_of(args.num_rows);
-    out.sums.data = arena.take<uint8_t>(out.sums.bytes * args.num_threads);
+    out.bytes = line_aligned(Operand::bytes(weights.first, num_rows, num_threads));
+    out.rows = arena.take<uint8_t>(out.bytes * num_inputs);
+    out.sums.bytes = ThreadSums::bytes_of(num_rows);
+    out.sums.data = arena.take<uint8_t>(out.sums.bytes * num_threads);
     return out;
   }
-  static size_t bytes_of(const paged_head_product_args& args) {
-    Arena arena(nullptr);
-    at(arena, args);
-    return arena.used();
-  }
 };
-
-inline void* elements_from(const void* data, int64_t first, int32_t dtype) {
-  return static_cast<uint8_t*>(const_cast<void*>(data)) + first * (dtype == PAGED_FLOAT32 ? 4 : 2);
-}
 
 // Calls take(head, first, last) for each head that has some of the items [first, last), `count` per head.
 template <class Take>
@@ -59,29 +66,28 @@ inline void for_heads(int64_t first, int64_t last, int64_t count, const Take& ta
     take(head, std::max(first - head * count, int64_t{0}), std::min(last - head * count, count));
 }
 
-inline Task run_head_product(Job& job, const paged_head_product_args& args, const HeadScratch scratch) {
-  const HeadWeights weights(args.weight, args.num_heads);
+// out[m, h] = W_h . x[m, h] for num_rows rows.
+inline Task multiply_heads(Job& job, const HeadWeights weights, const HeadVectors x, const HeadVectors out,
+                           int num_rows, const HeadScratch scratch) {
+  const int num_inputs = x.head_stride == 0 ? 1 : weights.count;
   const auto rows_of = [&](int64_t head) {
-    const int64_t input = args.x_head_stride == 0 ? 0 : head;
-    return Operand::at(scratch.rows + input * scratch.bytes, weights.first, args.num_rows);
+    return Operand::at(scratch.rows + (num_inputs == 1 ? 0 : head) * scratch.bytes, weights.first, num_rows);
   };
   const int together = prepared_together(weights.first);
-  const int64_t tiles = (args.num_rows + together - 1) / together;
-  co_await job.phase(HeadScratch::num_inputs(args) * tiles, together * row_cost(weights.first.cols),
+  const int64_t tiles = (num_rows + together - 1) / together;
+  co_await job.phase(num_inputs * tiles, together * row_cost(weights.first.cols),
                      [&](int64_t first, int64_t last, int) {
                        for_heads(first, last, tiles, [&](int64_t head, int64_t begin, int64_t end) {
-                         const Matrix x{elements_from(args.x, head * args.x_head_stride, args.dtype), args.x_stride,
-                                        args.dtype};
-                         prepare_tiles(weights.first, x, nullptr, 0.0f, rows_of(head), begin, end);
+                         const Matrix input{x.of_head(head), x.stride, x.dtype};
+                         prepare_tiles(weights.first, input, nullptr, 0.0f, rows_of(head), begin, end);
                        });
                      });
   const Product one(&weights.first, 1, rows_of(0), {}, scratch.sums);
-  co_await job.phase(args.num_heads * one.units(), one.cost(), [&](int64_t first, int64_t last, int thread) {
+  co_await job.phase(weights.count * one.units(), one.cost(), [&](int64_t first, int64_t last, int thread) {
     for_heads(first, last, one.units(), [&](int64_t head, int64_t begin, int64_t end) {
       const paged_weight weight = weights.of(head);
-      const Output out{elements_from(args.out, head * args.out_head_stride, args.dtype), args.out_stride, args.dtype,
-                       {}};
-      Product(&weight, 1, rows_of(head), out, scratch.sums)(begin, end, thread);
+      const Output to{out.of_head(head), out.stride, out.dtype, {}};
+      Product(&weight, 1, rows_of(head), to, scratch.sums)(begin, end, thread);
     });
   });
 }

@@ -85,11 +85,18 @@ int linear(const paged_linear_args& given) {
 }
 
 int head_product(const paged_head_product_args& args) {
-  uint8_t* memory = reserve(*args.workspace, HeadScratch::bytes_of(args));
+  const HeadWeights weights(args.weight, args.num_heads);
+  const int num_inputs = args.x_head_stride == 0 ? 1 : args.num_heads;
+  Arena measured(nullptr);
+  HeadScratch::at(measured, weights, num_inputs, args.num_rows, args.num_threads);
+  uint8_t* memory = reserve(*args.workspace, measured.used());
   if (memory == nullptr) return kNoMemory;
   Arena arena(memory);
-  const HeadScratch scratch = HeadScratch::at(arena, args);
-  run_job(args.num_threads, [&](Job& job) { return run_head_product(job, args, scratch); });
+  const HeadScratch scratch = HeadScratch::at(arena, weights, num_inputs, args.num_rows, args.num_threads);
+  const HeadVectors x{const_cast<void*>(args.x), args.x_stride, args.x_head_stride, args.dtype};
+  const HeadVectors out{args.out, args.out_stride, args.out_head_stride, args.dtype};
+  run_job(args.num_threads,
+          [&](Job& job) { return multiply_heads(job, weights, x, out, args.num_rows, scratch); });
   return kOk;
 }
 

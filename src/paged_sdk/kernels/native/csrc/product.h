@@ -16,6 +16,12 @@ inline bool gains_in_hadamard(int32_t format) {
   return with_format(format, [](auto of) { return kGainsInHadamard<decltype(of)>; });
 }
 
+// Whether weights multiply the same form of an input.
+inline bool share_input(const paged_weight& a, const paged_weight& b) {
+  const bool dense = is_dense(a.format) || is_dense(b.format);
+  return a.order == b.order && is_hadamard(a) == is_hadamard(b) && (!dense || a.format == b.format);
+}
+
 // Activations in the form that a weight multiplies, and every other weight with the same input.
 struct Operand {
   Activations groups;     // for packed weights

@@ -7,8 +7,24 @@ namespace paged {
 namespace {
 
 inline int query_width(const paged_heads& heads) { return heads.num_heads * heads.head_dim; }
+inline bool is_latent(const paged_layer& layer) { return layer.latent.down.data != nullptr; }
+inline int latent_query_dim(const paged_latent& latent) { return latent.nope_dim + latent.rope_dim; }
+// Elements of the vector that queries are projected from; 0: they are projected from the stream.
+inline int query_rank(const paged_latent& latent) { return latent.query_up.data == nullptr ? 0 : latent.query_up.cols; }
+
+// Elements of a row's queries, and of attention's result.
+inline int query_width(const paged_layer& layer) {
+  return is_latent(layer) ? layer.heads.num_heads * latent_query_dim(layer.latent) : query_width(layer.heads);
+}
+inline int attended_width(const paged_layer& layer) {
+  return is_latent(layer) ? layer.heads.num_heads * layer.latent.value_dim : query_width(layer.heads);
+}
+// A projected row begins with its queries. With latent attention, what they are projected from follows, then the key
+// that is kept: its rotated elements and the latent vector, behind which the product leaves the former.
 inline int64_t projected_width(const paged_layer& layer) {
   const paged_heads& heads = layer.heads;
+  if (is_latent(layer))
+    return query_width(layer) + query_rank(layer.latent) + heads.head_dim + layer.latent.rope_dim;
   const int queries = query_width(heads), keys = layer.shares_keys != 0 ? 0 : heads.num_kv_heads * heads.head_dim;
   return queries * (layer.gates != 0 ? 2 : 1) + 2 * keys;
 }
@@ -35,7 +51,7 @@ inline int64_t row_read(const paged_decoder_args& args, int seq, int64_t index) 
 // there are any, unless they have none yet.
 inline void gather_read(const paged_decoder_args& args, const paged_layer& layer, int hidden, float* projected,
                         float* read, int32_t* original_rows) {
-  const int64_t width = projected_width(layer), moved = layer.gates != 0 ? width : query_width(layer.heads);
+  const int64_t width = projected_width(layer), moved = layer.gates != 0 ? width : query_width(layer);
   for (int s = 0; s < args.batch.num_seqs; ++s) {
     for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i) {
       const int64_t row = row_read(args, s, i);
