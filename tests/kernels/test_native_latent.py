@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ class LatentStack:
         self.shape = AttentionShape(HEADS, 1, sizes.rope + sizes.rank, scale=sizes.query**-0.5)
 
         def matrix(rows: int, cols: int) -> Tensor:
-            return torch.randn(rows, cols, generator=generator) * 1.5 / cols**0.5
+            return torch.randn(rows, cols, generator=generator) * (1.5 / math.sqrt(cols))
 
         def vector(size: int) -> Tensor:
             return 1 + 0.2 * torch.randn(size, generator=generator)
