@@ -132,13 +132,32 @@ async def test_texts_are_those_of_transformers(
         assert (details.cached_tokens > len(ids) // 2) == keeps
 
 
+GROWING: Mapping[str, dict[str, Any]] = {
+    "ministral3": {"head_dim": 16},
+    "mistral4": {
+        "head_dim": 48,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 64,
+        "q_lora_rank": 48,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 48,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+    },
+}
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_queries_that_grow_with_their_position(tmp_path: Path, anyio_backend: str) -> None:
-    """Ministral 3's, beyond the context of its training, of which images take a part."""
-    text = VISION_FAMILIES["mistral3"].config["text_config"] | {"model_type": "ministral3", "head_dim": 16}
+@pytest.mark.parametrize("family", GROWING)
+async def test_queries_that_grow_with_their_position(tmp_path: Path, family: str, anyio_backend: str) -> None:
+    """Ministral 3's and Mistral Small 4's, beyond the context of its training, of which images take a part."""
+    text = VISION_FAMILIES["mistral3"].config["text_config"] | {"model_type": family} | GROWING[family]
     text["rope_parameters"] = {
-        "rope_type": "default",
+        "rope_type": "yarn",
         "rope_theta": 10_000.0,
+        "factor": 4.0,
         "original_max_position_embeddings": 16,
         "llama_4_scaling_beta": 0.5,
     }

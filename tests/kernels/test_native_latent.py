@@ -36,7 +36,9 @@ LENGTHS = (93, 165, 44, 31)
 
 @frozen(kw_only=True)
 class Sizes:
-    """Holds the sizes of latent attention, and whether neighbouring elements are rotated together."""
+    """Holds the sizes of latent attention, whether neighbouring elements are rotated together, and how much queries
+    grow with each position.
+    """
 
     rank: int = 48
     rope: int = 16
@@ -44,6 +46,7 @@ class Sizes:
     value: int = 80
     query_rank: int | None = None
     interleaved: bool = False
+    growth: float = 0.0
 
     @property
     def query(self) -> int:
@@ -91,13 +94,14 @@ class LatentStack:
         ]
         self.frequencies = torch.rand(sizes.rope // 2, generator=generator)
 
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rope(self, positions: Tensor) -> tuple[Tensor, ...]:
         angles = positions[:, None] * self.frequencies
-        return angles.cos(), angles.sin()
+        scales = (1 + self.sizes.growth * positions,) if self.sizes.growth else ()
+        return angles.cos(), angles.sin(), *scales
 
     def turned(self, rotated: Tensor) -> Tensor:
         """Turn the elements of a whole text that are rotated, ``[tokens, .., rope]``."""
-        cosines, sines = (each.double()[:, None] for each in self.angles(torch.arange(len(rotated))))
+        cosines, sines, *_ = (each.double()[:, None] for each in self.rope(torch.arange(len(rotated))))
         if self.sizes.interleaved:
             a, b = rotated[..., 0::2], rotated[..., 1::2]
         else:
@@ -127,6 +131,7 @@ class LatentStack:
             queries = normed @ w["query"].T
             if sizes.query_rank is not None:
                 queries = norm(queries, w["query_norm"]) @ w["query_up"].T
+            queries = queries * (1 + sizes.growth * torch.arange(count))[:, None]
             unrotated, rotated = torch.split(queries.view(count, HEADS, -1), [sizes.nope, sizes.rope], -1)
             latent, shared = torch.split(normed @ w["down"].T + w["bias"], [sizes.rank, sizes.rope], -1)
             kept = self.stored(torch.cat((self.turned(shared[:, None])[:, 0], norm(latent, w["norm"])), -1))
@@ -230,7 +235,7 @@ def run(
         )
         hidden = torch.cat([own[i][positions] for i, positions in places])
         slots = torch.cat([order[i].long()[positions // BLOCK] * BLOCK + positions % BLOCK for i, positions in places])
-        ropes = [stack.angles(torch.cat([positions for _, positions in places]))]
+        ropes = [stack.rope(torch.cat([positions for _, positions in places]))]
         of_read = None if read is None else cumulated(torch.tensor([min(read, count) for count in counts]))
         out = decoder(hidden, ropes, slots, batch, of_read)
         for (i, positions), part in zip(places, torch.split(out, counts), strict=True):
@@ -265,6 +270,20 @@ def test_mixed_steps(isa: str, sizes: Sizes, dtype: torch.dtype) -> None:
 
 
 @every_level
+@every_size
+def test_queries_that_grow_with_their_position(isa: str, sizes: Sizes) -> None:
+    """Also of rows that are read alone."""
+    own = texts()
+    plain, stack = LatentStack(sizes), LatentStack(evolve(sizes, growth=0.02))
+    expected = [stack.expected(text) for text in own]
+    assert relative(plain.expected(own[0]), expected[0]) > 1e-2
+    got = run(stack, decoder_of(stack, isa), own)
+    assert max(map(relative, got, expected)) < 1e-5
+    read = run(stack, decoder_of(stack, isa), own, read=1)
+    assert relative(read[3], expected[3][-1:]) < 1e-5
+
+
+@every_level
 def test_a_context_of_several_parts(isa: str) -> None:
     """Keys are made of 1,024 latent vectors at a time."""
     stack, own = LatentStack(NARROW_VALUES), texts([1100])
@@ -275,7 +294,7 @@ def test_a_context_of_several_parts(isa: str) -> None:
         torch.tensor([1]).byte(),
     )  # fmt: skip
     decoder = NativeDecoder(workspace(isa, 2), stack.layers(isa, 138), interleaved=[True])
-    got = decoder(own[0].clone(), [stack.angles(torch.arange(step[0]))], torch.arange(step[0]), batch)
+    got = decoder(own[0].clone(), [stack.rope(torch.arange(step[0]))], torch.arange(step[0]), batch)
     assert relative(got, stack.expected(own[0])) < 1e-5
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM, PreTrainedModel
 
 __all__ = ["ABSENT", "FAMILIES", "NEEDED", "draw_config", "reference_of"]
+
+_BUILD: Final[Any] = AutoModelForCausalLM.from_config  # it has no annotations
 
 ABSENT: Final = object()
 """Stands for a field that the config leaves out."""
@@ -310,6 +312,22 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     ),
     "nemotron": ({}, {"partial_rotary_factor": [0.25], "norm_eps": [0.1, ABSENT]}),
     "youtu": (_LATENT, _LATENT_CHOICES),
+    "minicpm3": (
+        _LATENT,
+        _LATENT_CHOICES
+        | {
+            "v_head_dim": [16, 12, None, ABSENT],
+            "scale_emb": [2.5, 1],
+            "scale_depth": [0.7, None, ABSENT],
+            "dim_model_base": [16, None, ABSENT],
+            "attention_bias": [True],
+            "mlp_bias": [True],
+        },
+    ),
+    "mistral4": (
+        _LATENT | _GROUPED | {"head_dim": ABSENT},
+        _MOE | _GROUPS | _LATENT_CHOICES | {"head_dim": [ABSENT]},
+    ),
     "deepseek_v2": (
         _LATENT | _GROUPED,
         _MOE | _GROUPS | _LATENT_CHOICES | {"topk_method": ["group_limited_greedy", "greedy", "noaux_tc"]},
@@ -481,9 +499,11 @@ def _draw_rope(draw: random.Random, model_type: str, config: dict[str, Any]) -> 
         },
         "proportional": {},
     }
-    kind = draw.choice(
-        [*kinds, "yarn", "longrope"] if model_type != "phi3" else ["default", "longrope", "longrope", "su"]
-    )
+    of_family = {
+        "phi3": ["default", "longrope", "longrope", "su"],
+        "mistral4": ["yarn", "llama3"],  # others count whole heads, which its class cannot compute
+    }
+    kind = draw.choice(of_family.get(model_type, [*kinds, "yarn", "longrope"]))
     scaling: dict[str, Any] = {draw.choice(["rope_type", "type"]): kind, **kinds["longrope" if kind == "su" else kind]}
     odd: dict[str, list[Any]] = {
         "original_max_position_embeddings": [16, 64],
@@ -500,16 +520,17 @@ def _draw_rope(draw: random.Random, model_type: str, config: dict[str, Any]) -> 
     }
     if model_type == "phimoe":
         scaling |= {"short_mscale": 1.2, "long_mscale": draw.choice([1.2, 1.2, 1.4])}
-    if model_type == "ministral3":  # whose class cannot do without, whatever the type
+    grows = model_type in ("ministral3", "mistral4")
+    if grows:  # whose class cannot do without, whatever the type
         scaling |= {"llama_4_scaling_beta": draw.choice([0.1, 0.5])}
-    if kind in ("llama3", "yarn", "longrope", "su") or model_type == "ministral3":
+    if kind in ("llama3", "yarn", "longrope", "su") or grows:
         scaling["original_max_position_embeddings"] = draw.choice([16, 64])
     for key in draw.sample(sorted(odd), draw.choice([0, 0, 1, 3])):
         scaling[key] = draw.choice(odd[key])
     form = draw.random()
     if form < 0.2:
         return {"rope_theta": theta}
-    if form < 0.6:
+    if form < 0.6 and model_type != "mistral4":  # whose class then rotates whole heads
         return {"rope_theta": theta, "rope_scaling": scaling}
     if model_type in ("gemma3_text", "olmo3"):
         local = {"rope_type": "default", "rope_theta": 100.0}
@@ -528,7 +549,9 @@ def reference_of(config: dict[str, Any], directory: Path) -> PreTrainedModel:
         torch.manual_seed(0)
         # Falcon's eager attention adds ALiBi twice, and what transformers takes by itself adds it once.
         attention = "sdpa" if config["model_type"] == "falcon" else "eager"
-        model: Any = AutoModelForCausalLM.from_config(read, attn_implementation=attention)  # type: ignore[no-untyped-call]
+        # AutoModelForCausalLM does not know this one, which released models have beside an image encoder.
+        build: Any = Mistral4ForCausalLM._from_config if config["model_type"] == "mistral4" else _BUILD
+        model: Any = build(read, attn_implementation=attention)
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.data.add_(torch.randn_like(parameter) * 0.2)

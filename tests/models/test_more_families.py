@@ -149,6 +149,11 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "deepseek_v2": _LATENT | GROUPED | {"topk_method": "group_limited_greedy"},
     "deepseek_v2 without groups": _LATENT | GROUPED | {"model_type": "deepseek_v2", "q_lora_rank": None},
     "deepseek_v3": _LATENT | GROUPED,
+    "minicpm3": _LATENT | {"scale_emb": 2.5, "scale_depth": 0.7, "dim_model_base": 16},
+    # Its class counts rotated elements as a part of whole heads.
+    "mistral4": _LATENT
+    | GROUPED
+    | {"head_dim": 48, "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}, "first_k_dense_replace": 1},
     "glm4_moe_lite": _LATENT | GROUPED | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
     "qwen2_moe": {
         "num_experts": 8,

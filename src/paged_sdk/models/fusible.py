@@ -153,8 +153,6 @@ def _unknown_combination(config: DecoderConfig, max_interleaved: int) -> str | N
         return "gates of attention among its queries"
     if config.parallel_residual and config.moe is not None:
         return "experts beside attention"
-    if config.latent is not None and any(rope.query_scale_beta for rope in config.ropes):
-        return "queries that grow with their position in latent attention"
     if config.latent is not None and (config.latent.query_rank or 0) % 16:
         return f"query_rank = {config.latent.query_rank} in latent attention"
     if any(rope.interleaved and rope.rotary_dim > max_interleaved for rope in config.ropes):

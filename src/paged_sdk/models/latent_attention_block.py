@@ -69,6 +69,8 @@ class LatentAttentionBlock:
         """
         shape = self._shape
         queries = torch.unflatten(self._queries(x, ctx), -1, (-1, shape.query_dim))
+        if rotation.query_scale is not None:
+            queries *= rotation.query_scale[:, None, None]
         unrotated, rotated = queries[..., : shape.nope_dim], queries[..., shape.nope_dim :]
         latent = self.latent.forward(x, ctx)
         key = x.new_empty(len(x), shape.key_dim)

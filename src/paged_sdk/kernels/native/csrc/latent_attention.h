@@ -12,7 +12,7 @@
 namespace paged {
 namespace {
 
-// Rotates the elements of a vector that are rotated, in place.
+// Rotates a vector of rope_dim elements in place.
 inline void rotate(const paged_rope& rope, float* vector, int64_t row) {
   const float *const cosines = rope.cosines + row * rope.half, *const sines = rope.sines + row * rope.half;
   if (rope.interleaved != 0) {
@@ -63,8 +63,13 @@ inline Task project_latents(Job& job, const Step& step, int index) {
     store_vector(key, heads.head_dim, heads.cache_dtype, layer.cache.key, layer.cache.key_scale, args.slots[t]);
   };
   const auto rotate_queries = [&](int64_t t) {
-    for (int h = 0; h < heads.num_heads; ++h)
-      rotate(rope, queries + t * width + h * query_dim + latent.nope_dim, original_row(args, t));
+    const int64_t row = original_row(args, t);
+    float* const own = queries + t * width;
+    if (rope.query_scales != nullptr) {
+      const Floats scale = broadcast(rope.query_scales[row]);
+      for (int c = 0; c < heads.num_heads * query_dim; c += 16) store_floats(own + c, mul(load_floats(own + c), scale));
+    }
+    for (int h = 0; h < heads.num_heads; ++h) rotate(rope, own + h * query_dim + latent.nope_dim, row);
   };
   co_await job.phase(args.num_rows, row_cost(static_cast<int>(width)), [&](int64_t first, int64_t last, int) {
     for (int64_t t = first; t < last; ++t) {
@@ -133,8 +138,8 @@ inline Task decompress(Job& job, const paged_layer& layer, const Pages pages, co
   const Output keys{scratch.keys, width, dtype, {}}, values{scratch.values, width, dtype, {}};
   const HeadWeights key_up = HeadWeights(latent.key_up, all).part(first_head, count);
   const HeadWeights value_up = HeadWeights(latent.value_up, all).part(first_head, count);
-  for (int begin = 0; begin < shape.context_len; begin += kKeysAtOnce) {
-    const int num_keys = std::min(shape.context_len - begin, kKeysAtOnce);
+  for (int begin = 0; begin < shape.context_len; begin += kLatentsAtOnce) {
+    const int num_keys = std::min(shape.context_len - begin, kLatentsAtOnce);
     co_await job.phase(num_keys, row_cost(rank) + count * row_cost(size), [&](int64_t first, int64_t last, int) {
       for (int64_t i = first; i < last; ++i) {
         const int key = begin + static_cast<int>(i);

@@ -10,10 +10,10 @@
 namespace paged {
 namespace {
 
-constexpr int kKeysAtOnce = 1024;  // whose latent vectors are gathered and projected together
+constexpr int kLatentsAtOnce = 1024;  // whose latent vectors are gathered and projected together
 
-// Rows of a sequence below which its keys are not decompressed, however it is marked: of a prompt, the last layers
-// compute few. A row of DeepSeek-V2 absorbs a projection of as many multiplications as decompressing two keys takes.
+// Rows of a sequence below which its keys are not decompressed, however it is marked: of a prompt, the last layer
+// computes those alone that are read. A row absorbs projections of as many multiplications as a key takes.
 constexpr int kFewestDecompressing = 32;
 
 // Consecutive sequences of a step that attend alike: one over decompressed keys, or several over latent vectors.
@@ -93,7 +93,7 @@ struct Decompressed {
     heads.num_heads = heads.num_kv_heads = ceil_div(all, groups);
   }
   int64_t key_bytes() const { return int64_t{heads.head_dim} * (heads.cache_dtype == PAGED_FLOAT32 ? 4 : 2); }
-  int keys_at_once() const { return std::min(context_len, kKeysAtOnce); }
+  int keys_at_once() const { return std::min(context_len, kLatentsAtOnce); }
   paged_heads of(int count) const {
     paged_heads out = heads;
     out.num_heads = out.num_kv_heads = count;
