@@ -25,9 +25,9 @@ FAMILIES: Final = sorted(
 # Layers and tensors of other names, and what lies around them.
 FAST: Final = ("bloom", "falcon", "gptj", "mpt", "phi3")
 
-# Its class takes rotated elements for a part of a head, which has to be a whole number of them.
+# Its class takes rotated elements for a part of a head, which has to be a whole number, and has no groups of heads.
 SIZES: Final[dict[str, dict[str, Any]]] = {
-    "mistral4": {"head_dim": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16},
+    "mistral4": {"num_key_value_heads": 4, "head_dim": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16},
 }
 
 
