@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -143,8 +143,7 @@ class NativePagedBackend(PagedBackend):
         positions = None if self._max_positions is None else self._where_offsets(new_positions(rows))
         if self._decompressing is not None and any(marks):
             decompressed = [prompt for prompt in prompts if prompt is not None]
-            rest = batch.part(~torch.tensor(marks)) if not all(marks) else None
-            return _DecompressingStep(self._pages, native_rows, positions, self._decompressing, decompressed, rest)
+            return _DecompressingStep(self._pages, native_rows, positions, self._decompressing, decompressed)
         return in_basis(_NativePagedStep(self._pages, native_rows, positions), self._layers)
 
     def _prompts(
@@ -244,8 +243,7 @@ class _NativePagedStep(AttentionStep):
 class _DecompressingStep(_NativePagedStep):
     """Attends with some prompts over keys and values of heads, and with all other rows over latent vectors.
 
-    :param prompts: these prompts, at least one
-    :param others: the other rows, and the indices of their tokens; None: there are none
+    :param prompts: these prompts, at least one, which the rows' batch marks
     """
 
     def __init__(
@@ -255,12 +253,19 @@ class _DecompressingStep(_NativePagedStep):
         positions: Tensor | None,
         decompressing: DecompressedHeads,
         prompts: Sequence[DecompressedRow],
-        others: tuple[Tensor, VarlenBatch] | None,
     ) -> None:
         super().__init__(pages, rows, positions)
         self._decompressing = decompressing
         self._prompts = prompts
-        self._others = others
+
+    @cached_property
+    def _others(self) -> tuple[Tensor, VarlenBatch] | None:
+        """Return the indices of the other rows' tokens, and these rows; None: there are none. Whole layers in native
+        calls do not ask for them.
+        """
+        marks = self._rows.batch.decompressed
+        assert marks is not None
+        return None if marks.all() else self._rows.batch.part(~marks.bool())
 
     def attend_over_latents(
         self, layer: int, rotated: Tensor, unrotated: Tensor, key: Tensor, heads: LatentHeads, rotation: Rotation

@@ -30,17 +30,16 @@ _ROPE: Final[dict[str, Any]] = {
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
-    fields = fields.with_defaults(
+    fields = _with_rope(fields).with_defaults(
         max_position_embeddings=1_048_576,
         kv_lora_rank=256,
-        qk_nope_head_dim=64,
         moe_intermediate_size=2048,
         n_routed_experts=128,
         n_shared_experts=1,
         num_experts_per_tok=4,
     )
-    shape = read_latent(_with_rope(fields), default_query_rank=1024)
-    beta = rope_section(_with_rope(fields)).number("llama_4_scaling_beta", 0.0)
+    shape = read_latent(fields, default_query_rank=1024)
+    beta = rope_section(fields).number("llama_4_scaling_beta", 0.0)
     shape = evolve(shape, ropes=tuple(evolve(rope, query_scale_beta=beta) for rope in shape.ropes))
     layers = read_later_layers(fields, shape.num_layers, 0)
     if not layers:
@@ -54,11 +53,12 @@ def _with_rope(fields: ConfigFields) -> ConfigFields:
 
     The config counts them as a part of a query (``partial_rotary_factor``).
     """
+    fields = fields.with_defaults(qk_rope_head_dim=64, qk_nope_head_dim=64)
     section = rope_section(fields)
-    rotated, others = fields.positive("qk_rope_head_dim", 64), fields.positive("qk_nope_head_dim")
+    rotated, others = fields.positive("qk_rope_head_dim"), fields.positive("qk_nope_head_dim")
     own = "partial_rotary_factor"
-    share = section.number(own, fields.number(own, rotated / (rotated + others)))
-    if int((rotated + others) * share) != rotated:
+    share = next((each.number(own) for each in (section, fields) if own in each.values()), None)
+    if share is not None and int((rotated + others) * share) != rotated:
         raise section.error(own, f"{rotated} of {rotated + others}, as qk_rope_head_dim says")
     values = {name: value for name, value in (section.values() or _ROPE).items() if name != own}
     return ConfigFields({**fields.values(), own: None, "rope_scaling": None, "rope_parameters": values})
