@@ -1,9 +1,10 @@
-"""Compare the native kernels of recurrent layers with torch operations, in the steps of whole models.
+"""Compare three ways to run models with recurrent layers: all layers in one native call; one operation at a time, with
+the native kernels of recurrent layers; and the same with torch operations in their place.
 
 python -m benchmarks.recurrent_speed --shape lfm2
 
-The models have random weights, quantized while loading. Steps with and without the kernels take turns; products and
-attention run natively in both.
+The models have random weights, quantized while loading. The ways take turns; products and attention run natively in all
+of them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.kernels.torch_threads import use_threads
 from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.loading import load_model
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.system.processors import usable_processors
@@ -91,6 +93,7 @@ SHAPES: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
 _BLOCK: Final = 32
 _CONTEXT: Final = 1024
 """Tokens of each stream's part of the KV cache."""
+_WAYS: Final = ("torch", "kernels", "one call")
 
 
 class _RandomSource:
@@ -135,10 +138,10 @@ def _model(shape: str, isq: IsqType, workspace: Workspace) -> DecoderModel:
 class _Stepper:
     """Computes steps of a model with memory of its own.
 
-    :param is_native: whether recurrent layers run on the native kernels
+    :param way: one of :data:`_WAYS`
     """
 
-    def __init__(self, model: DecoderModel, workspace: Workspace, streams: int, *, is_native: bool) -> None:
+    def __init__(self, model: DecoderModel, workspace: Workspace, streams: int, way: str) -> None:
         config, cpu = model.config, torch.device("cpu")
         self._blocks = _CONTEXT // _BLOCK
         inner = NativePagedBackend(
@@ -154,9 +157,11 @@ class _Stepper:
             num_slots=streams,
             dtype=model.dtype,
             device=cpu,
-            workspace=workspace if is_native else None,
+            workspace=None if way == "torch" else workspace,
         )
-        self._model = model
+        self._model: DecoderModel | FusedDecoderModel = model
+        if way == "one call":
+            self._model = FusedDecoderModel(model, self._backend)
 
     @torch.inference_mode()
     def run(self, streams: int, start: int, count: int) -> None:
@@ -211,12 +216,13 @@ def main(
     model = _model(shape, isq, workspace)
     cases = [(f"decode of {count}", count, 1, 20) for count in map(int, streams.split(","))]
     cases.append((f"prefill of {prompt}", 1, prompt, 1))
-    table = Table("step", "torch, ms", "native, ms", "times as fast: min, median, max", title=f"{shape}, {isq.name}")
+    columns = (f"{way}, ms" for way in _WAYS)
+    table = Table("step", *columns, "one call beside kernels: min, median, max", title=f"{shape}, {isq.name}")
     for name, count, tokens, repeats in track(cases, console=Console(stderr=True)):
         start = _CONTEXT // 2 if tokens == 1 else 0
-        steppers = [_Stepper(model, workspace, count, is_native=is_native) for is_native in (False, True)]
+        steppers = [_Stepper(model, workspace, count, way) for way in _WAYS]
         times = _turns(steppers, (count, start, tokens), rounds, repeats)
-        ratios = sorted(plain / native for plain, native in zip(*times, strict=True))
+        ratios = sorted(apart / together for apart, together in zip(*times[1:], strict=True))
         medians = (f"{statistics.median(own) * 1e3:.2f}" for own in times)
         table.add_row(name, *medians, f"{ratios[0]:.2f}, {statistics.median(ratios):.2f}, {ratios[-1]:.2f}")
     Console().print(table)

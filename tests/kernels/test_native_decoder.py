@@ -757,7 +757,7 @@ def test_what_does_not_fit_is_refused() -> None:
         {"gate": hadamard_gate},
         {"qkv": (hadamard_query, *key_and_value)},
         {"mlp_output_norm": layer.mlp_norm},
-        {"gates": True},
+        {"gates": "apart"},
     ):
         with pytest.raises(ConfigError):
             evolve(layer, **change)

@@ -307,7 +307,9 @@ def test_rounded_products(isa: str, sizes: Sizes, precision: Precision) -> None:
     stack.shape = evolve(stack.shape, precision=precision)
     expected = [stack.expected(text) for text in own]
     got = run(stack, decoder_of(stack, isa, dtype=torch.bfloat16), own)
-    assert max(map(relative, got, expected)) < 1e-2
+    # Where prompts' products are of 8-bit codes, these are off by more than bfloat16.
+    is_coded = precision is Precision.INT8 and isa in ("avx512_vnni", "avx512_bf16")
+    assert max(map(relative, got, expected)) < (4e-2 if is_coded else 1e-2)
 
 
 @pytest.mark.thinned("isa", "sizes")
@@ -360,7 +362,7 @@ def test_what_does_not_fit_is_refused() -> None:
             evolve(layer, latent=evolve(latent, **changed))
     for others, said in (
         ({"qkv": (layer.qkv[0],) * 3}, "one weight, with latent attention"),
-        ({"gates": True, "clip": 1.0}, "None, with gates and clip"),
+        ({"gates": "apart", "clip": 1.0}, "None, with gates and clip"),
         ({"shape": evolve(layer.shape, window=4)}, "no window"),
     ):
         with pytest.raises(ConfigError, match=said):

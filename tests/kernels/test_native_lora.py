@@ -177,6 +177,35 @@ def test_a_token_depends_on_no_neighbour_or_thread(isa: str, in_hadamard: frozen
             assert torch.equal(part[last], whole[last])
 
 
+@every_level
+@pytest.mark.parametrize("has_gains", [False, True])
+def test_updates_of_no_whole_panels_of_rows(isa: str, *, has_gains: bool) -> None:
+    """Bit for bit as one update of all rows."""
+    stack, texts, generator = latest_stack(GEMMA, MATRICES), Texts(), torch.Generator().manual_seed(0)
+    down, up = torch.randn(4, HIDDEN, generator=generator) / 4, torch.randn(4, sum(WIDTHS), generator=generator)
+    gains = torch.randn(2, sum(WIDTHS), generator=generator) if has_gains else None
+    whole = LoraWeights(down, (LoraPart(slice(0, sum(WIDTHS)), slice(0, 4), up, gains),))
+    parts = []
+    for place, rows in enumerate((slice(0, 20), slice(20, 53), slice(53, sum(WIDTHS)))):
+        own = None if gains is None else gains[:, rows]
+        parts.append(LoraPart(rows, slice(4 * place, 4 * place + 4), up[:, rows], own))
+    results = []
+    for weights in (whole, LoraWeights(down.repeat(3, 1), tuple(parts))):
+        native = NativeLora([{0: weights}] * 2)
+        unpacked = native.weights()[1][0]
+        assert torch.equal(unpacked.down, weights.down)
+        for got, given in zip(unpacked.parts, weights.parts, strict=True):
+            assert (got.rows, got.ranks) == (given.rows, given.ranks)
+            assert torch.equal(got.up, given.up)
+            assert (got.gains is None) == (given.gains is None)
+            assert got.gains is None or given.gains is None or torch.equal(got.gains, given.gains)
+        decoder = NativeDecoder(workspace(isa, 2), stack.fresh())
+        results.append(texts.run(decoder, NativeAdapters([native], numbers((0, 0, -1, 0, 0)))))
+    assert torch.equal(*results)
+    plain = texts.run(NativeDecoder(workspace(isa, 2), stack.fresh()), None)
+    assert relative(plain[texts.rows[0]], results[0][texts.rows[0]].double()) > 1e-2
+
+
 def test_what_does_not_fit_is_refused() -> None:
     stack, texts = latest_stack(GEMMA, MATRICES), Texts()
     decoder = NativeDecoder(workspace(None, 1), stack.fresh())
@@ -189,7 +218,6 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ConfigError):
             texts.run(decoder, adapters)
-    weights = adapter.layers[0][4]
-    crooked = evolve(weights, parts=(LoraPart(slice(0, 8), slice(0, 4), weights.parts[0].up[:, :8]),))
+    crooked = evolve(adapter.layers[0][4], down=adapter.layers[0][4].down[:, :-8])
     with pytest.raises(ConfigError):
         NativeLora([{4: crooked}])

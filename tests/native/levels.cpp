@@ -449,7 +449,7 @@ void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_
     args.workspace = run.workspace;
     args.batch = batch.view();
     args.num_layers = 2;
-    args.num_rows = rows;
+    args.num_rows = rows, args.hidden_size = kHidden;
     args.num_threads = 1;
     run.done(paged_decoder(run.level, &args));
     return out;
@@ -520,7 +520,7 @@ void compare_latent(Levels& levels, int32_t format, int32_t form_of_many, int32_
       args.batch = batch.view();
       args.batch.decompressed = decompressed.data();
       args.num_layers = 1;
-      args.num_rows = rows;
+      args.num_rows = rows, args.hidden_size = kHidden;
       args.num_threads = 1;
       run.done(paged_decoder(run.level, &args));
       return out;
@@ -544,26 +544,32 @@ void compare_recurrent(Levels& levels) {
   const std::vector<float> states = random.normal(3 * kValueHeads * kKey * kValue);
   for (const int32_t dtype : kDtypes) {
     const double bound = dtype == PAGED_FLOAT32 ? 20 * kSums : 2 * kBfloat16;
-    const std::vector<uint8_t> raw = as_dtype(x, dtype), earlier = as_dtype(kept, dtype);
+    const std::vector<uint8_t> raw = as_dtype(x, dtype);
     const size_t column = raw.size() / x.size();
-    for (const bool gated : {false, true}) {
-      levels.compare(of("short_conv", dtype, gated), {bound}, [&](const Run& run) {
-        std::vector<uint8_t> pool = earlier, out(kTokens * kChannels * column);
-        const uint8_t* const data = raw.data();
-        paged_short_conv_args args{};
-        args.rows = rows;
-        args.x = data + 2 * kChannels * column;
-        args.gate_in = gated ? data : nullptr, args.gate_out = gated ? data + kChannels * column : nullptr;
-        args.weight = weight.data(), args.bias = gated ? bias.data() : nullptr;
-        args.pool = pool.data(), args.out = out.data();
-        args.x_stride = 3 * kChannels, args.channels = kChannels, args.taps = kTaps, args.silu = !gated;
-        args.dtype = dtype, args.num_threads = 1;
-        run.done(paged_short_conv(run.level, &args));
-        std::vector<float> result = as_floats(out, dtype);
-        const std::vector<float> later = as_floats(pool, dtype);
-        result.insert(result.end(), later.begin(), later.end());
-        return result;
-      });
+    // Decoder layers compute in float32, and keep inputs in the model's dtype.
+    for (const int32_t pool_dtype : kDtypes) {
+      if (dtype != PAGED_FLOAT32 && pool_dtype != dtype) continue;
+      for (const bool gated : {false, true}) {
+        const double limit = pool_dtype == PAGED_FLOAT32 ? bound : 2 * kBfloat16;
+        levels.compare(of("short_conv", dtype, 2 * pool_dtype + gated), {limit}, [&](const Run& run) {
+          std::vector<uint8_t> pool = as_dtype(kept, pool_dtype), out(kTokens * kChannels * column);
+          const uint8_t* const data = raw.data();
+          paged_short_conv_args args{};
+          args.rows = rows;
+          args.x = data + 2 * kChannels * column;
+          args.gate_in = gated ? data : nullptr, args.gate_out = gated ? data + kChannels * column : nullptr;
+          args.weight = weight.data(), args.bias = gated ? bias.data() : nullptr;
+          args.pool = pool.data(), args.out = out.data();
+          args.x_stride = 3 * kChannels, args.out_stride = kChannels;
+          args.channels = kChannels, args.taps = kTaps, args.silu = !gated;
+          args.dtype = dtype, args.pool_dtype = pool_dtype, args.num_threads = 1;
+          run.done(paged_short_conv(run.level, &args));
+          std::vector<float> result = as_floats(out, dtype);
+          const std::vector<float> later = as_floats(pool, pool_dtype);
+          result.insert(result.end(), later.begin(), later.end());
+          return result;
+        });
+      }
     }
     const std::vector<uint8_t> own = as_dtype(inputs, dtype), given = as_dtype(rates, dtype);
     const std::vector<uint8_t> gate = as_dtype(gates, dtype);

@@ -90,16 +90,26 @@ class NativePages:
     """Holds a KV pool in the form that the native CPU kernels take, for a decoder that runs a step in one native call.
 
     :ivar workspace: scratch memory of the calling engine
-    :ivar caches: the pages of each layer
-    :ivar shapes: the head counts and sizes of each layer
+    :ivar caches: the pages of each layer with attention
+    :ivar shapes: the head counts and sizes of each layer with attention
+    :ivar places: the layers with attention, and their places among these; None: all layers have it
+    :ivar states: the states of recurrent layers, by layer, ``[num_slots, ...]`` each
     """
 
     workspace: Workspace
     caches: tuple[LayerCache, ...]
     shapes: tuple[AttentionShape, ...]
+    places: Mapping[int, int] | None = None
+    states: Mapping[int, tuple[Tensor, ...]] = field(factory=dict)
+
+    def attention(self, layer: int) -> tuple[LayerCache, AttentionShape]:
+        """Return the pages and shape of a layer with attention."""
+        place = layer if self.places is None else self.places[layer]
+        return self.caches[place], self.shapes[place]
 
     def of_layers(self, layers: range) -> NativePages:
-        """Return the pages of a contiguous range of layers."""
+        """Return the pages of a contiguous range of layers, all with attention."""
+        assert self.places is None, "recurrent layers are on one device"
         part = slice(layers.start, layers.stop)
         return NativePages(self.workspace, self.caches[part], self.shapes[part])
 

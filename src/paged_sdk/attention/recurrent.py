@@ -8,11 +8,12 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionBackend, KvStorage
+from paged_sdk.attention.backend import AttentionBackend, KvStorage, NativePages
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.attention_inputs import LearnedScores
 from paged_sdk.kernels.latent_heads import LatentHeads
 from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.recurrent_step import RecurrentRows, RecurrentStep
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
@@ -129,6 +130,12 @@ class StatefulBackend(AttentionBackend):
         return sum(state.nbytes for states in self._states.values() for state in states)
 
     @property
+    def native_pages(self) -> NativePages | None:
+        """See :attr:`AttentionBackend.native_pages`."""
+        pages = self._inner.native_pages
+        return None if pages is None else evolve(pages, places=self._places, states=self._states)
+
+    @property
     def windows(self) -> Sequence[int | None]:
         """See :attr:`AttentionBackend.windows`."""
         return self._inner.windows
@@ -155,6 +162,11 @@ class _StatefulStep(AttentionStep):
     @property
     def recurrent(self) -> RecurrentStep:
         return self._recurrent
+
+    @property
+    def native_rows(self) -> NativeRows | None:
+        rows = self._inner.native_rows
+        return None if rows is None else evolve(rows, states=self._recurrent.rows.native)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._inner.write(self._places[layer], key, value)

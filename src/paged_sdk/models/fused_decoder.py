@@ -30,11 +30,14 @@ from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.fused_head import fused_head
+from paged_sdk.models.gated_delta_block import GatedDeltaBlock
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.latent_attention_block import LatentAttentionBlock
+from paged_sdk.models.mamba2_block import Mamba2Block
 from paged_sdk.models.native_layer import native_layer, norm_weights
 from paged_sdk.models.plain_mlp import PlainMlp
 from paged_sdk.models.rank_head import RankHead
+from paged_sdk.models.short_conv_block import ShortConvBlock
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.native_block import FEW_ROWS
@@ -191,7 +194,17 @@ class FusedLayers:
             assert token_ids is None, "image vectors are in place of embeddings, too"
             for index in range(self.layers.start, min(self.layers.stop, len(later.later))):
                 one = range(first, first + 1)
-                decoder(hidden, ropes, rows.slots, rows.batch, None, adapters, layers=one, layer_inputs=inputs)
+                decoder(
+                    hidden,
+                    ropes,
+                    rows.slots,
+                    rows.batch,
+                    None,
+                    adapters,
+                    layers=one,
+                    layer_inputs=inputs,
+                    states=rows.states,
+                )
                 later.add_to(hidden, index)
                 first += 1
         rest = range(first, len(self.layers))
@@ -207,6 +220,7 @@ class FusedLayers:
             layers=rest,
             layer_inputs=inputs,
             token_ids=token_ids,
+            states=rows.states,
         )
 
 
@@ -320,6 +334,10 @@ def native_projections(model: DecoderModel) -> list[dict[int, str]]:
         match layer.mixer:
             case AttentionBlock() as attention:
                 linears |= {0: attention.qkv, 4: attention.output}
+            case ShortConvBlock() | Mamba2Block() as recurrent:
+                linears |= {0: recurrent.input, 4: recurrent.output}
+            case GatedDeltaBlock() as recurrent:
+                linears |= {0: recurrent.input, 2: recurrent.rates, 4: recurrent.output}
             case LatentAttentionBlock() as attention:
                 linears |= {0: attention.query, 1: attention.latent, 4: attention.output}
                 linears |= {} if attention.query_up is None else {2: attention.query_up}

@@ -8,7 +8,7 @@ from attrs import NOTHING, fields
 
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.config.activation import Activation
-from paged_sdk.config.decoder import AttentionGate, DecoderConfig, NormKind
+from paged_sdk.config.decoder import DecoderConfig, NormKind
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.config.rope import RopeConfig
 from paged_sdk.errors import shown
@@ -20,15 +20,20 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.expert_branch import ExpertBranch
 from paged_sdk.models.expert_choice import ExpertChooser
+from paged_sdk.models.gated_delta_block import GatedDeltaBlock
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.latent_attention_block import LatentAttentionBlock
 from paged_sdk.models.layer_inputs import LayerInputBlock
+from paged_sdk.models.mamba2_block import Mamba2Block
 from paged_sdk.models.moe_mlp import MoeMlp, SharedExpert
 from paged_sdk.models.norms import WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
+from paged_sdk.models.short_conv_block import ShortConvBlock
 from paged_sdk.quant.latent_heads import NativeLatentHeads
 
 __all__ = ["why_not_fused"]
+
+_RECURRENT: Final = (ShortConvBlock, GatedDeltaBlock, Mamba2Block)
 
 # The fields of which the fused layers, or code shared with the unfused model, support every value. A model that sets
 # any other field is not fused.
@@ -38,7 +43,7 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
             # shapes, and settings of the attention backend
             *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "max_position"),
             *("num_heads", "num_kv_heads", "head_dim", "sliding_windows", "attention_scale", "attention_softcap"),
-            *("attention_sinks", "num_image_layers", "layer_shapes", "latent"),
+            *("attention_sinks", "num_image_layers", "layer_shapes", "latent", "recurrent", "parts"),
             # norms, biases and activations of the layers
             *("norm", "norm_eps", "norm_bias", "norm_offset", "norm_in_float32", "input_norms", "sandwich_norms"),
             *(
@@ -71,7 +76,7 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
     MoeConfig: frozenset(
         {
             *("layers", "num_experts", "num_experts_per_token", "intermediate_size", "activation", "beside_mlp"),
-            *("shared_intermediate_size", "has_shared_gate", "has_biases", "swiglu_alpha", "swiglu_limit"),
+            *("shared_intermediate_size", "has_shared_gate", "has_biases", "swiglu_alpha", "swiglu_limit", "gated"),
             # the choice of experts
             *("sparse_mixer", "sigmoid_scores", "has_choice_bias", "num_groups", "num_groups_per_token"),
             *("group_score_size", "renormalize", "sum_offset", "min_sum", "routed_scale"),
@@ -114,16 +119,18 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
             return "its experts have no native kernel"
         if isinstance(layer.mixer, LatentAttentionBlock) and not isinstance(layer.mixer.heads, NativeLatentHeads):
             return "the projections of its latent vectors have no native kernel"
+        if isinstance(layer.mixer, _RECURRENT) and layer.mixer.native is None:
+            return "its recurrent layers have no native kernel"
     return None
 
 
 def _what_it_has(model: DecoderModel) -> str | None:
     """Return a reason that names what the model has and no backend could make up for, or None."""
     config = model.config
-    if config.recurrent_layers:
-        return "the native decoder has no recurrent layers"
-    if len(config.attention_layers) < config.num_layers:
-        return "the native decoder has no layers without attention"
+    if config.recurrent_beside:
+        return "the native decoder has no recurrent layers beside attention"
+    if not config.attention_layers:
+        return "the native decoder has no models without attention"
     parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
     if (reason := next(filter(None, map(_unknown_setting, parts)), None) or _unknown_kind(model)) is not None:
         return reason
@@ -149,8 +156,6 @@ def _unknown_combination(config: DecoderConfig, max_interleaved: int) -> str | N
         return "norms after attention with layer norms or parallel residuals"
     if not config.sandwich_norms and (config.layer_scales or config.layer_inputs is not None):
         return "scales or inputs of layers without norms after attention"
-    if config.attention_gate is AttentionGate.WITH_QUERIES:
-        return "gates of attention among its queries"
     if config.parallel_residual and config.moe is not None:
         return "experts beside attention"
     if config.latent is not None and (config.latent.query_rank or 0) % 16:
@@ -173,8 +178,9 @@ def _unknown_kind(model: DecoderModel) -> str | None:
         block = layer.layer_input
         parts += [] if block is None else [(block, (LayerInputBlock,))]
         norms += [None if block is None else block.norm]
-        parts += [(layer, (DecoderLayer,)), (mlp, (GatedMlp, PlainMlp, MoeMlp))]
-        parts.append((mixer, (AttentionBlock, LatentAttentionBlock)))
+        parts.append((layer, (DecoderLayer,)))
+        parts += [] if mlp is None else [(mlp, (GatedMlp, PlainMlp, MoeMlp))]
+        parts += [] if mixer is None else [(mixer, (AttentionBlock, LatentAttentionBlock, *_RECURRENT))]
         if isinstance(mlp, MoeMlp):
             parts.append((mlp.chooser, (ExpertChooser,)))
             parts += (

@@ -32,6 +32,7 @@ class GatedDeltaBlock:
     :param log_rate: the logarithm of each head's rate of decay, ``[num_value_heads]`` in at least float32
     :param step_bias: what is added to decays, ``[num_value_heads]`` in at least float32
     :param norm: norms each head's output
+    :ivar native: the native kernels for the CPU; None: they do not have this dtype and these sizes
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class GatedDeltaBlock:
         self._rate = log_rate.exp()
         self._step_bias = step_bias
         self._norm = norm
-        self._native = self._find_native()
+        self.native: tuple[NativeShortConv, NativeGatedDelta] | None = self._find_native()
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -68,8 +69,8 @@ class GatedDeltaBlock:
         config, step = self._config, ctx.attention.recurrent
         inner, gates = torch.split(self.input.forward(x, ctx), [config.channels, config.value_width], -1)
         rates = self.rates.forward(x, ctx)
-        if self._native is not None and step.rows.native is not None:
-            conv, rule = self._native
+        if self.native is not None and step.rows.native is not None:
+            conv, rule = self.native
             conv_pool, pool = step.states[self._layer]
             mixed = conv.forward(inner, conv_pool, step.rows.native)
             return self.output.forward(rule.forward(mixed, rates, gates, pool, step.rows.native), ctx)

@@ -31,6 +31,7 @@ class Mamba2Block:
     :param step_bias: what is added to step sizes, ``[num_heads]`` in at least float32
     :param skip: what multiplies inputs that are added to the output, ``[num_heads]`` in at least float32
     :param norm: weight of the norm of each group of heads, ``[num_heads * head_dim]``; None: no norm
+    :ivar native: the native kernels for the CPU; None: they do not have this dtype and these sizes
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Mamba2Block:
         self._norm = norm
         self._norm_eps = norm_eps
         self._part_scales = _spread(config.part_scales, config.parts, conv) if config.part_scales else None
-        self._native = self._find_native()
+        self.native: tuple[NativeShortConv, NativeMamba2] | None = self._find_native()
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -74,8 +75,8 @@ class Mamba2Block:
         if self._part_scales is not None:
             projected = projected * self._part_scales
         gates, inner, steps = torch.split(projected, [config.width, config.channels, config.num_heads], -1)
-        if self._native is not None and step.rows.native is not None:
-            conv, scan = self._native
+        if self.native is not None and step.rows.native is not None:
+            conv, scan = self.native
             conv_pool, pool = step.states[self._layer]
             mixed = conv.forward(inner, conv_pool, step.rows.native)
             read = scan.forward(mixed, steps, gates, pool, step.rows.native)

@@ -5,28 +5,36 @@ from __future__ import annotations
 from typing import Final, Literal
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.attention.backend import NativePages
 from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import AttentionGate, DecoderConfig, NormKind, QkNormWeights
+from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.native.decoder_layer import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder_layer import LayerInput
 from paged_sdk.kernels.native.latent_attention import LatentAttention
 from paged_sdk.kernels.native.mixture import Mixture
+from paged_sdk.kernels.native.paged_attention import AttentionShape
 from paged_sdk.kernels.native.projection import Projection
+from paged_sdk.kernels.native.recurrent import NativeShortConv
+from paged_sdk.kernels.native.recurrent_layer import RecurrentMixing
 from paged_sdk.kernels.native.routing import ExpertChoice
 from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.layers.norm import LayerNorm, NoNorm, Norm
 from paged_sdk.layers.xielu import Xielu
+from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.decoder_layer import DecoderLayer
+from paged_sdk.models.gated_delta_block import GatedDeltaBlock
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.latent_attention_block import LatentAttentionBlock
+from paged_sdk.models.mamba2_block import Mamba2Block
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.norms import SharedWholeNorms, WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
 from paged_sdk.models.sharded import ColumnParallelExperts, ColumnParallelLinear
+from paged_sdk.models.short_conv_block import ShortConvBlock
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.latent_heads import NativeLatentHeads
 from paged_sdk.quant.linear import Linear
@@ -37,6 +45,11 @@ _HEAD_NORMS: Final[dict[QkNormWeights, Literal["shared", "own", "whole"]]] = {
     QkNormWeights.SHARED: "shared",
     QkNormWeights.OWN: "own",
     QkNormWeights.WHOLE: "whole",
+}
+
+_GATES: Final[dict[AttentionGate, Literal["apart", "with queries"]]] = {
+    AttentionGate.APART: "apart",
+    AttentionGate.WITH_QUERIES: "with queries",
 }
 
 
@@ -61,20 +74,21 @@ def native_layer(
     :param eps: epsilon of its norms
     :param dtype: the model's
     """
-    attention, own = _attention(layer, config, dtype, many_rows=many_rows), config.layer(number)
-    (output,) = _projections(attention.output, many_rows=many_rows)
+    mixer, own = _mixer(layer, config, pages, index, dtype=dtype, many_rows=many_rows), config.layer(number)
     gate, up, down = _mlp(layer, many_rows=many_rows)
     attention_norm, attention_norm_bias = norm_weights(layer.attention_norm)
-    mlp_norm, mlp_norm_bias = norm_weights(layer.mlp_norm)
-    joined = attention.output if isinstance(attention.output, ColumnParallelLinear) else None
+    # A layer of an MLP alone has one norm, before it.
+    mlp_norm, mlp_norm_bias = norm_weights(layer.attention_norm if layer.mixer is None else layer.mlp_norm)
+    joined = mixer.output if isinstance(mixer.output, ColumnParallelLinear) else None
     mlp = layer.common_mlp
     activation = Activation.SILU if mlp is None else mlp.activation
     return NativeLayer(
-        shape=pages.shapes[index],
-        cache=pages.caches[index],
-        qkv=attention.qkv,
-        latent=attention.latent,
-        output=output,
+        shape=mixer.shape,
+        cache=mixer.cache,
+        qkv=mixer.qkv,
+        latent=mixer.latent,
+        recurrent=mixer.recurrent,
+        output=None if mixer.output is None else _projections(mixer.output, many_rows=many_rows)[0],
         gate=gate,
         up=up,
         down=down,
@@ -87,20 +101,20 @@ def native_layer(
         mlp_norm_bias=mlp_norm_bias,
         mlp_output_norm=norm_weights(layer.mlp_output_norm)[0],
         head_norm=_HEAD_NORMS[config.qk_norm_weights],
-        query_norm=attention.query_norm[0],
-        query_norm_bias=attention.query_norm[1],
-        key_norm=attention.key_norm[0],
-        key_norm_bias=attention.key_norm[1],
+        query_norm=mixer.query_norm[0],
+        query_norm_bias=mixer.query_norm[1],
+        key_norm=mixer.key_norm[0],
+        key_norm_bias=mixer.key_norm[1],
         norms_last=config.qk_norm_after_rope,
-        gates=config.attention_gate is AttentionGate.APART,
-        value_norm=attention.norms_values,
+        gates=mixer.gates,
+        value_norm=mixer.norms_values,
         keys_as_values=own.keys_as_values and own.kv_layer is None,
         shares_keys=own.kv_layer is not None,
         layer_input=_layer_input(layer, config, number, many_rows=many_rows),
         scale=1.0 if layer.scale is None else float(layer.scale),
         norm_eps=eps,
         clip=config.qkv_clip,
-        sinks=attention.sinks,
+        sinks=mixer.sinks,
         parallel=config.parallel_residual,
         activation="silu" if isinstance(activation, Xielu) else KERNEL_ACTIVATIONS[activation],
         xielu=activation.numbers if isinstance(activation, Xielu) else None,
@@ -112,14 +126,18 @@ def native_layer(
 
 
 @frozen(eq=False, kw_only=True)
-class _Attention:
-    """Holds what differs between kinds of attention.
+class _Mixer:
+    """Holds what differs between kinds of attention, and what other layers have in its place.
 
     :ivar query_norm: weight and bias of the norm of queries; ``key_norm`` likewise
     """
 
-    qkv: tuple[Projection, ...]
-    output: Linear
+    qkv: tuple[Projection, ...] = ()
+    output: Linear | None = None
+    shape: AttentionShape | None = None
+    cache: LayerCache | None = None
+    recurrent: RecurrentMixing | None = None
+    gates: Literal["apart", "with queries"] | None = None
     latent: LatentAttention | None = None
     query_norm: tuple[Tensor | None, Tensor | None] = (None, None)
     key_norm: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -127,13 +145,40 @@ class _Attention:
     sinks: Tensor | None = None
 
 
-def _attention(layer: DecoderLayer, config: DecoderConfig, dtype: torch.dtype, *, many_rows: bool) -> _Attention:
-    if isinstance(layer.mixer, LatentAttentionBlock):
-        return _latent_attention(layer.mixer, config, dtype, many_rows=many_rows)
-    attention = layer.attention
+def _mixer(
+    layer: DecoderLayer, config: DecoderConfig, pages: NativePages, index: int, *, dtype: torch.dtype, many_rows: bool
+) -> _Mixer:
+    match layer.mixer:
+        case None:
+            return _Mixer()
+        case ShortConvBlock() | GatedDeltaBlock() | Mamba2Block() as block:
+            return _recurrent(block, pages.states[index], many_rows=many_rows)
+        case LatentAttentionBlock() as block:
+            attention = _latent_attention(block, config, dtype, many_rows=many_rows)
+        case _:
+            attention = _attention(layer.attention, config, many_rows=many_rows)
+    cache, shape = pages.attention(index)
+    return evolve(attention, cache=cache, shape=shape)
+
+
+def _recurrent(
+    block: ShortConvBlock | GatedDeltaBlock | Mamba2Block, states: tuple[Tensor, ...], *, many_rows: bool
+) -> _Mixer:
+    assert block.native is not None, "why_not_fused() refuses others"
+    conv, rule = (block.native, None) if isinstance(block.native, NativeShortConv) else block.native
+    rates = _projections(block.rates, many_rows=many_rows) if isinstance(block, GatedDeltaBlock) else ()
+    return _Mixer(
+        qkv=_projections(block.input, many_rows=many_rows),
+        output=block.output,
+        recurrent=RecurrentMixing(conv=conv, rule=rule, rates=rates, states=states),
+    )
+
+
+def _attention(attention: AttentionBlock, config: DecoderConfig, *, many_rows: bool) -> _Mixer:
     assert not isinstance(attention.qk_norm, SharedWholeNorms), "why_not_fused() refuses norms across ranks"
     query, key = _head_norms(attention.qk_norm, config)
-    return _Attention(
+    return _Mixer(
+        gates=None if config.attention_gate is None else _GATES[config.attention_gate],
         qkv=_projections(attention.qkv, many_rows=many_rows),
         output=attention.output,
         query_norm=query,
@@ -145,7 +190,7 @@ def _attention(layer: DecoderLayer, config: DecoderConfig, dtype: torch.dtype, *
 
 def _latent_attention(
     attention: LatentAttentionBlock, config: DecoderConfig, dtype: torch.dtype, *, many_rows: bool
-) -> _Attention:
+) -> _Mixer:
     shape, heads = config.latent, attention.heads
     assert shape is not None
     assert isinstance(heads, NativeLatentHeads), "why_not_fused() refuses others"
@@ -153,7 +198,7 @@ def _latent_attention(
     up = () if attention.query_up is None else _projections(attention.query_up, many_rows=many_rows)
     norm = norm_weights(attention.latent_norm)[0]
     assert norm is not None
-    return _Attention(
+    return _Mixer(
         qkv=_projections(attention.query, many_rows=many_rows),
         output=attention.output,
         latent=LatentAttention(

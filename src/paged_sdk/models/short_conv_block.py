@@ -23,6 +23,7 @@ class ShortConvBlock:
     :param input: projects to b, c and x, in this order
     :param weight: of the convolution, ``[hidden_size, kernel_size]``
     :param bias: of the convolution, ``[hidden_size]``; None: it has none
+    :ivar native: the native kernel for the CPU; None: it does not have this dtype and these sizes
     """
 
     def __init__(self, layer: int, *, input: Linear, output: Linear, weight: Tensor, bias: Tensor | None) -> None:
@@ -32,7 +33,7 @@ class ShortConvBlock:
         self._weight = weight
         self._bias = bias
         serves = weight.device.type == "cpu" and NativeShortConv.serves(weight)
-        self._native = NativeShortConv(weight, bias, silu=False) if serves else None
+        self.native: NativeShortConv | None = NativeShortConv(weight, bias, silu=False) if serves else None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -44,8 +45,8 @@ class ShortConvBlock:
         b, c, inner = self.input.forward(x, ctx).chunk(3, -1)
         step = ctx.attention.recurrent
         (pool,) = step.states[self._layer]
-        if self._native is not None and step.rows.native is not None:
-            mixed = self._native.forward(inner, pool, step.rows.native, (b, c))
+        if self.native is not None and step.rows.native is not None:
+            mixed = self.native.forward(inner, pool, step.rows.native, (b, c))
         else:
             mixed = c * short_conv(b * inner, self._weight, self._bias, pool, step.rows)
         return self.output.forward(mixed, ctx)

@@ -12,21 +12,30 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.native.decoder_layer import DecoderLayer
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import describe, float_vector, pointer
 from paged_sdk.kernels.native.lora import NativeAdapters
 from paged_sdk.kernels.native.norm import NORMS
 from paged_sdk.kernels.native.packed import PackedWeight
-from paged_sdk.kernels.native.paged_attention import VarlenBatch, describe_batch, describe_cache, describe_heads
+from paged_sdk.kernels.native.paged_attention import (
+    AttentionShape,
+    VarlenBatch,
+    describe_batch,
+    describe_cache,
+    describe_heads,
+)
 from paged_sdk.kernels.native.projection import Projection
 from paged_sdk.kernels.native.ranks import SharedSum
+from paged_sdk.kernels.native.recurrent import NativeRecurrentRows
 from paged_sdk.kernels.native.structures import ACTIVATIONS, Decoder, Layer, Rope, Weight
 
 __all__ = ["EmbeddingTable", "NativeDecoder", "Turns"]
 
 _NO_SUCH_ROW: Final = 3
 _HEAD_NORMS: Final = MappingProxyType({"shared": 0, "own": 1, "whole": 2})
+_GATES: Final = MappingProxyType({None: 0, "apart": 1, "with queries": 2})
 
 
 @frozen(eq=False)
@@ -93,12 +102,14 @@ class NativeDecoder:
         self._max_interleaved = workspace.library.max_interleaved
         self._shared = shared
         self._layers = tuple(layers)
+        self._is_recurrent = any(layer.recurrent is not None for layer in layers)
         inputs = [layer.layer_input for layer in layers if layer.layer_input is not None]
         self._input_columns = max((each.column + each.size for each in inputs), default=0)
         num_ropes = 1 + max(layer.rope for layer in layers)
         # A rotary embedding may be at most as wide as the smallest heads of the layers that use it.
+        rotated = [(layer.rope, _rotated(layer)) for layer in layers]
         self._widest_ropes = [
-            min((_rotated(layer) // 2 for layer in layers if layer.rope == rope), default=0)
+            min((size // 2 for own, size in rotated if own == rope and size is not None), default=0)
             for rope in range(num_ropes)
         ]
         self._kept: list[Tensor | None] = []  # tensors that the C structures point to, apart from the layers' own
@@ -129,6 +140,7 @@ class NativeDecoder:
             group=None if shared is None else shared.handle,
             num_threads=workspace.num_threads,
             num_ropes=num_ropes,
+            hidden_size=self.hidden_size,
         )
         self._embedding = embedding
         if embedding is not None:
@@ -140,7 +152,7 @@ class NativeDecoder:
             self._args.embedding_scale, self._args.stream_scale = embedding.scale, embedding.stream_scale
 
     def _describe(self, target: Layer, layer: DecoderLayer) -> None:
-        hidden, size = self.hidden_size, layer.shape.head_dim
+        hidden = self.hidden_size
         for matrix, each in zip(target.qkv, layer.qkv, strict=False):
             self._describe_projection(matrix, each)
         for name in ("attended_widths", "inner_widths", "hidden_widths"):
@@ -159,15 +171,13 @@ class NativeDecoder:
             target.input_column = own.column
         target.shares_keys, target.keys_as_values = layer.shares_keys, layer.keys_as_values
         target.value_norm, target.norms_last, target.scale = layer.value_norm, layer.norms_last, layer.scale
-        target.gates = layer.gates
-        if layer.latent is not None:
-            self._kept += layer.latent.describe(target.latent, layer.shape)
+        target.gates = _GATES[layer.gates]
+        if layer.recurrent is not None:
+            self._kept += layer.recurrent.describe(target.recurrent)
         if layer.mixture is not None:
             self._kept += layer.mixture.describe(target.mixture)
-        of_queries, of_keys = (
-            size if layer.head_norm == "shared" else count * size
-            for count in (layer.shape.num_heads, layer.shape.num_kv_heads)
-        )
+        if layer.shape is not None and layer.cache is not None:
+            self._describe_heads(target, layer, layer.shape, layer.cache)
         for name, length in (
             ("attention_norm", hidden),
             ("attention_norm_bias", hidden),
@@ -175,24 +185,32 @@ class NativeDecoder:
             ("mlp_norm", hidden),
             ("mlp_norm_bias", hidden),
             ("mlp_output_norm", hidden),
-            ("query_norm", of_queries),
-            ("query_norm_bias", size),
-            ("key_norm", of_keys),
-            ("key_norm_bias", size),
             ("xielu", 4),
         ):
             setattr(target, name, self._vector(name, getattr(layer, name), length))
         target.norm, target.head_norm = NORMS[layer.norm], _HEAD_NORMS[layer.head_norm]
         target.parallel, target.qkv_clip = layer.parallel, layer.clip or 0.0
-        target.heads = describe_heads(layer.shape, layer.cache)
-        target.heads.sinks = self._vector("sinks", layer.sinks, layer.shape.num_heads)
-        target.cache = describe_cache(layer.cache)
-        if layer.cache.basis is not None:
-            target.cache.key_factors = pointer(layer.cache.basis.factors)  # the layer keeps it
         target.num_qkv = len(layer.qkv)
         target.rope = layer.rope
         target.activation = ACTIVATIONS[layer.activation]
         target.norm_eps = layer.norm_eps
+
+    def _describe_heads(self, target: Layer, layer: DecoderLayer, shape: AttentionShape, cache: LayerCache) -> None:
+        size = shape.head_dim
+        of_queries, of_keys = (
+            size if layer.head_norm == "shared" else count * size for count in (shape.num_heads, shape.num_kv_heads)
+        )
+        target.query_norm = self._vector("query_norm", layer.query_norm, of_queries)
+        target.query_norm_bias = self._vector("query_norm_bias", layer.query_norm_bias, size)
+        target.key_norm = self._vector("key_norm", layer.key_norm, of_keys)
+        target.key_norm_bias = self._vector("key_norm_bias", layer.key_norm_bias, size)
+        target.heads = describe_heads(shape, cache)
+        target.heads.sinks = self._vector("sinks", layer.sinks, shape.num_heads)
+        target.cache = describe_cache(cache)
+        if cache.basis is not None:
+            target.cache.key_factors = pointer(cache.basis.factors)  # the layer keeps it
+        if layer.latent is not None:
+            self._kept += layer.latent.describe(target.latent, shape)
 
     def _vector(self, name: str, vector: Tensor | None, length: int) -> int | None:
         """Convert a vector to float32, keep it alive, and return its address; None without a vector."""
@@ -215,6 +233,7 @@ class NativeDecoder:
         layers: range | None = None,
         layer_inputs: Tensor | None = None,
         token_ids: Tensor | None = None,
+        states: NativeRecurrentRows | None = None,
     ) -> Tensor:
         """Run all layers, or a range of consecutive ones.
 
@@ -234,6 +253,7 @@ class NativeDecoder:
             with a :attr:`~DecoderLayer.layer_input`; None: no layer has one
         :param token_ids: [num_tokens] int64, contiguous: ``hidden``, which may be undefined, begins as the embeddings
             of these; None: it is given
+        :param states: the same tokens by the states of their sequences; None: no layer is recurrent
         :returns: ``hidden``
         :raises ConfigError: shapes or dtypes do not fit, or positions or token ids are given and the decoder has not
             what they are to be looked up in
@@ -252,6 +272,9 @@ class NativeDecoder:
         columns = 0 if layer_inputs is None else layer_inputs.shape[-1]
         if columns < self._input_columns:
             raise ConfigError.of("layer_inputs", columns, f"at least {self._input_columns} columns")
+        if (states.num_tokens if states is not None else num_tokens if not self._is_recurrent else None) != num_tokens:
+            found = None if states is None else f"of {states.num_tokens} tokens"
+            raise ConfigError.of("states", found, f"of {num_tokens} tokens, with recurrent layers")
         if layer_inputs is not None:
             _check_contiguous("layer_inputs", layer_inputs, (num_tokens, columns), torch.float32)
         layers = range(len(self._layers)) if layers is None else layers
@@ -262,6 +285,8 @@ class NativeDecoder:
         args.layer_inputs, args.layer_input_stride = pointer(layer_inputs), columns
         args.token_ids = pointer(token_ids)
         args.batch = describe_batch(batch)
+        if states is not None:
+            args.recurrent = states.args
         args.num_rows = num_tokens
         args.num_adapters, kept = 0, None
         if adapters is not None:
@@ -309,9 +334,11 @@ class NativeDecoder:
             raise ConfigError.of(f"{name}.shape", tuple(numbers.shape), f"at most {most} columns")
 
 
-def _rotated(layer: DecoderLayer) -> int:
-    """Return the most elements of a head that a rotary embedding may rotate."""
-    return layer.shape.head_dim if layer.latent is None else layer.latent.rope_dim
+def _rotated(layer: DecoderLayer) -> int | None:
+    """Return the most elements of a head that a rotary embedding may rotate; None: the layer has no attention."""
+    if layer.latent is not None:
+        return layer.latent.rope_dim
+    return None if layer.shape is None else layer.shape.head_dim
 
 
 def _check_contiguous(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:

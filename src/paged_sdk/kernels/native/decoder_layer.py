@@ -4,13 +4,14 @@ The basic layer is llama's: RMSNorm, attention with rotary embedding, residual; 
 cover other families: biases of any matrix (Qwen2, some Llamas), norms of query and key heads (Qwen3), norms of the
 outputs of attention and MLP, in addition to those of the inputs (Gemma) or instead of them (OLMo 2), rotary embeddings
 that differ between layers (Gemma 3) or are interleaved (GLM), layer norms and MLPs without a gate (StarCoder 2), an
-activation with learned numbers (Apertus), gates of attention (AFMoE), latent attention (DeepSeek-V2), MLPs parallel to
-attention (Command R), and experts in place of the MLP (Mixtral) or beside it (Qwen2-MoE, Gemma 4).
+activation with learned numbers (Apertus), gates of attention (AFMoE), latent attention (DeepSeek-V2), recurrences in
+the place of attention (LFM2, Qwen 3.5, Granite 4), MLPs parallel to attention (Command R), experts in place of the MLP
+(Mixtral) or beside it (Qwen2-MoE, Gemma 4), and layers of one part alone (Nemotron-H).
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from attrs import frozen
@@ -23,8 +24,11 @@ from paged_sdk.kernels.native.linear import check_weights
 from paged_sdk.kernels.native.mixture import Mixture
 from paged_sdk.kernels.native.paged_attention import AttentionShape
 from paged_sdk.kernels.native.projection import Projection
+from paged_sdk.kernels.native.recurrent_layer import RecurrentMixing
 
 __all__ = ["DecoderLayer", "LayerInput"]
+
+_MOST_MATRICES: Final = 4
 
 
 @frozen(eq=False, kw_only=True)
@@ -52,17 +56,23 @@ class LayerInput:
 class DecoderLayer:
     """Holds the weights and settings of one layer. Hidden and inner sizes are multiples of 16.
 
+    A layer has attention or a recurrence in its place, and an MLP, experts or both; or one of the two parts alone.
+
+    :ivar shape: the heads of attention; None: the layer has none. ``cache`` likewise
     :ivar qkv: query, key and value [.., hidden], or one fused matrix; without value with ``keys_as_values``, only query
-        with ``shares_keys``, and with ``gates`` a last one to these; with ``latent`` one matrix, of queries or of the
-        vector that they are projected from
+        with ``shares_keys``, and with ``gates`` apart a last one to these; with ``latent`` one matrix, of queries or of
+        the vector that they are projected from; with ``recurrent`` up to four matrices, of its inputs; empty: the layer
+        is an MLP or experts alone
     :ivar latent: latent attention, with one key per token, ``shape.head_dim`` of its elements; None: other attention
-    :ivar output: [hidden, num_heads * head_dim], or with ``latent`` [hidden, num_heads * value_dim]
+    :ivar recurrent: what the layer has in the place of attention; None: attention, or nothing
+    :ivar output: [hidden, num_heads * head_dim], or with ``latent`` [hidden, num_heads * value_dim], or with
+        ``recurrent`` [hidden, its width]
     :ivar gate: of the MLP, [inner, hidden]; None: an MLP without a gate, whose activation is applied to ``up``
     :ivar up: [inner, hidden]; None: no MLP
     :ivar down: [hidden, inner]; None: no MLP
     :ivar mixture: experts, alone or beside the MLP; None: no experts
     :ivar norm: the kind of the norms before attention and MLP, and of shared head norms
-    :ivar attention_norm: [hidden], weight of the norm before attention; None: no norm
+    :ivar attention_norm: [hidden], weight of the norm before attention or what is in its place; None: no norm
     :ivar attention_norm_bias: [hidden], bias of a layer norm; None: no bias; other biases of norms likewise
     :ivar attention_output_norm: [hidden], weight of the RMSNorm of attention's output, before the residual addition;
         None: no norm
@@ -75,7 +85,8 @@ class DecoderLayer:
     :ivar key_norm: likewise for keys
     :ivar norms_last: whether queries and keys are normalized after their rotation instead of before
     :ivar gates: whether ``qkv`` also projects to gates, [num_heads * head_dim], whose sigmoids multiply attention's
-        output before ``output``
+        output before ``output``: in a matrix of their own ("apart"), or in that of queries, after each head's query
+        ("with queries"); None: no gates
     :ivar value_norm: whether each head's values are divided by their root mean square
     :ivar keys_as_values: whether values are the projected keys, before their norm and rotation
     :ivar shares_keys: whether the layer attends over keys and values that an earlier layer has written to ``cache``
@@ -95,11 +106,12 @@ class DecoderLayer:
     :ivar hidden_widths: [num_ranks] int32: the rows of ``output``, and of ``down``, that each rank has in that case
     """
 
-    shape: AttentionShape
-    cache: LayerCache
-    qkv: tuple[Projection, ...]
-    output: Projection
+    shape: AttentionShape | None = None
+    cache: LayerCache | None = None
+    qkv: tuple[Projection, ...] = ()
+    output: Projection | None = None
     latent: LatentAttention | None = None
+    recurrent: RecurrentMixing | None = None
     gate: Projection | None = None
     up: Projection | None = None
     down: Projection | None = None
@@ -117,7 +129,7 @@ class DecoderLayer:
     key_norm: Tensor | None = None
     key_norm_bias: Tensor | None = None
     norms_last: bool = False
-    gates: bool = False
+    gates: Literal["apart", "with queries"] | None = None
     value_norm: bool = False
     keys_as_values: bool = False
     shares_keys: bool = False
@@ -136,7 +148,6 @@ class DecoderLayer:
 
     def __attrs_post_init__(self) -> None:
         hidden = self.hidden_size
-        projected, attended = self._check_latent() if self.latent is not None else self._check_qkv()
         self._check_norms()
         if self.parallel and (self.mixture is not None or self.mlp_norm is not None):
             raise ConfigError.of(
@@ -144,11 +155,15 @@ class DecoderLayer:
             )
         if self.mlp_output_norm is None and (self.layer_input is not None or self.scale != 1.0):
             raise ConfigError.of("mlp_output_norm", None, "a norm, with a layer's own input or scale")
-        expected = {
-            "qkv": (projected, hidden),
-            "output": self._last_shape(self.output.weight.rows, self.attended_widths, attended),
-        }
-        found = {"qkv": (sum(each.weight.rows for each in self.qkv), hidden), "output": self.output.shape}
+        expected, found = {}, {}
+        if self.output is not None:
+            projected, attended = self._check_mixer()
+            expected["qkv"] = (projected, hidden)
+            expected["output"] = self._last_shape(self.output.weight.rows, self.attended_widths, attended)
+            found["qkv"] = (sum(each.weight.rows for each in self.qkv), hidden)
+            found["output"] = self.output.shape
+        elif self.qkv or self.parallel:
+            raise ConfigError.of("output", None, "a matrix, with qkv and in parallel layers")
         if self.up is not None and self.down is not None:
             check_weights([each.weight for each in (self.gate, self.up) if each is not None])
             inner = self.up.weight.rows
@@ -170,31 +185,55 @@ class DecoderLayer:
         if found != expected:
             raise ConfigError.of("shapes of a layer's weights", found, str(expected))
 
-    def _check_qkv(self) -> tuple[int, int]:
-        """Check the number of matrices; return the rows that they have together, and the elements of the result."""
+    def _check_mixer(self) -> tuple[int, int]:
+        """Check what mixes tokens; return the rows that its first matrices have together, and the elements of its
+        result.
+        """
+        if self.recurrent is not None:
+            return self._check_recurrent(self.recurrent)
+        if self.shape is None or self.cache is None:
+            raise ConfigError.of("shape and cache", (self.shape, self.cache), "both, with attention")
+        if self.latent is not None:
+            return self._check_latent(self.latent, self.shape, self.cache)
+        return self._check_qkv(self.shape)
+
+    def _check_recurrent(self, recurrent: RecurrentMixing) -> tuple[int, int]:
+        """Check a recurrent layer; return like :meth:`_check_mixer`."""
+        if self.shape is not None or self.cache is not None or self.latent is not None or self.parallel:
+            raise ConfigError.of("recurrent", "given", "None, with attention and in parallel layers")
+        if self.attended_widths is not None:
+            raise ConfigError.of("recurrent", "given", "None, with columns of several ranks")
+        check_weights([each.weight for each in self.qkv])
+        if len(self.qkv) > _MOST_MATRICES:
+            raise ConfigError.of("qkv", len(self.qkv), f"at most {_MOST_MATRICES} weights")
+        recurrent.check(self.hidden_size)
+        return recurrent.input_width, recurrent.width
+
+    def _check_qkv(self, shape: AttentionShape) -> tuple[int, int]:
+        """Check the number of matrices; return like :meth:`_check_mixer`."""
         check_weights([each.weight for each in self.qkv])
         of_heads = 1 if self.shares_keys else 2 if self.keys_as_values else 3
-        num_matrices = of_heads + (1 if self.gates else 0)
+        num_matrices = of_heads + (1 if self.gates == "apart" else 0)
         if len(self.qkv) not in (1, num_matrices):
             raise ConfigError.of("qkv", len(self.qkv), f"one weight, or {num_matrices}")
-        queries = self.shape.num_heads * self.shape.head_dim
-        keys = (of_heads - 1) * self.shape.num_kv_heads * self.shape.head_dim
-        return queries * (2 if self.gates else 1) + keys, queries
+        if self.gates == "with queries" and of_heads != 3:
+            raise ConfigError.of("gates", self.gates, "None or apart, without keys and values of the layer's own")
+        queries = shape.num_heads * shape.head_dim
+        keys = (of_heads - 1) * shape.num_kv_heads * shape.head_dim
+        return queries * (1 if self.gates is None else 2) + keys, queries
 
-    def _check_latent(self) -> tuple[int, int]:
-        """Check latent attention; return like :meth:`_check_qkv`."""
-        latent = self.latent
-        assert latent is not None
+    def _check_latent(self, latent: LatentAttention, shape: AttentionShape, cache: LayerCache) -> tuple[int, int]:
+        """Check latent attention; return like :meth:`_check_mixer`."""
         if len(self.qkv) != 1:
             raise ConfigError.of("qkv", len(self.qkv), "one weight, with latent attention")
         others = ("query_norm", "key_norm", "gates", "value_norm", "keys_as_values", "shares_keys", "clip", "parallel")
         if given := [name for name in others if getattr(self, name)]:
             raise ConfigError.of("latent", "given", f"None, with {' and '.join(given)}")
-        if self.cache.key_offsets is not None or self.cache.basis is not None or self.cache.key.dtype is torch.uint8:
+        if cache.key_offsets is not None or cache.basis is not None or cache.key.dtype is torch.uint8:
             raise ConfigError.of("cache", "offsets, a basis or 4-bit codes", "plain keys, with latent attention")
         (query,) = self.qkv
-        latent.check(self.shape, query)
-        return query.weight.rows, self.shape.num_heads * latent.value_dim(self.shape)
+        latent.check(shape, query)
+        return query.weight.rows, shape.num_heads * latent.value_dim(shape)
 
     def _check_norms(self) -> None:
         if (self.attention_output_norm is None) != (self.mlp_output_norm is None):
@@ -210,8 +249,8 @@ class DecoderLayer:
 
     def _check_mixture(self) -> None:
         if (mixture := self.mixture) is None:
-            if self.up is None:
-                raise ConfigError.of("up", None, "an MLP, or experts")
+            if self.up is None and self.output is None:
+                raise ConfigError.of("up", None, "an MLP or experts, in a layer without attention")
             return
         if mixture.hidden_size != self.hidden_size:
             raise ConfigError.of("mixture.hidden_size", mixture.hidden_size, str(self.hidden_size))
@@ -222,7 +261,14 @@ class DecoderLayer:
 
     @property
     def hidden_size(self) -> int:
-        return self.qkv[0].weight.cols
+        """Return the elements of the residual stream."""
+        if self.qkv:
+            return self.qkv[0].weight.cols
+        if (first := self.gate or self.up) is not None:
+            return first.weight.cols
+        if self.mixture is not None:
+            return self.mixture.hidden_size
+        raise ConfigError.of("qkv", "none", "attention, an MLP or experts")
 
     def _last_shape(self, rows: int, widths: Tensor | None, own_width: int) -> tuple[int, int]:
         """Return the required shape of ``output`` or ``down``.

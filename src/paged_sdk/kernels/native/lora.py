@@ -30,9 +30,10 @@ class _Part:
     """Holds the packed update of one matrix.
 
     :ivar down: [padded rank / 4, cols / 16, 4, 16]
-    :ivar up: [rows / 16, padded rank, 16]
+    :ivar up: [padded rows / 16, padded rank, 16]
     :ivar rank: the adapter's rank, without padding
-    :ivar gains: as in :class:`LoraPart`
+    :ivar rows: the rows of the matrix, without padding
+    :ivar gains: as in :class:`LoraPart`, [2, padded rows]
     """
 
     down: Tensor
@@ -47,7 +48,7 @@ class NativeLora:
 
     :param layers: for each layer, its updates by the number of their first matrix: query, key, value and attention's
         gate are 0 to 3, output is 4, gate and up are 5 and 6, down is 7 (``PagedProjection``)
-    :raises ConfigError: rows or columns of a part are not a multiple of 16
+    :raises ConfigError: the columns of a part are not a multiple of 16
     """
 
     def __init__(self, layers: Sequence[Mapping[int, LoraWeights]]) -> None:
@@ -81,32 +82,33 @@ class _Memory:
 
 def _num_bytes(weights: LoraWeights) -> int:
     cols = weights.down.shape[1]
-    ranks = [(_whole(len(part.up)), part.up.shape[1]) for part in weights.parts]
+    ranks = [(_whole(len(part.up), _RANKS), _whole(part.up.shape[1], _PANEL)) for part in weights.parts]
     return sum(rank * (cols + rows) for rank, rows in ranks) * weights.down.dtype.itemsize
 
 
-def _whole(rank: int) -> int:
-    return -(-rank // _RANKS) * _RANKS
+def _whole(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
 
 
 def _packed(weights: LoraWeights, memory: _Memory) -> list[_Part]:
     dtype, cols = weights.down.dtype, weights.down.shape[1]
     for part in weights.parts:
         rank, rows = part.up.shape
-        if rows % _PANEL or part.rows.start % _PANEL or cols % _PANEL:
-            raise ConfigError.of("update", (rank, part.rows, cols), "rows and columns in multiples of 16")
+        if cols % _PANEL:
+            raise ConfigError.of("update", (rank, part.rows, cols), "columns in multiples of 16")
     # All parts' down matrices come first, since they are multiplied before the up matrices.
     downs = []
     for part in weights.parts:
-        down = memory.take((_whole(len(part.up)) // _RANKS, cols // _PANEL, _RANKS, _PANEL), dtype)
+        down = memory.take((_whole(len(part.up), _RANKS) // _RANKS, cols // _PANEL, _RANKS, _PANEL), dtype)
         ranks = F.pad(weights.down[part.ranks], (0, 0, 0, -len(part.up) % _RANKS))
         downs.append(down.copy_(ranks.view(-1, _RANKS, cols // _PANEL, _PANEL).transpose(1, 2)))
     packed = []
     for part, down in zip(weights.parts, downs, strict=True):
         rank, rows = part.up.shape
-        up = memory.take((rows // _PANEL, _whole(rank), _PANEL), dtype)
-        up.copy_(torch.unflatten(F.pad(part.up, (0, 0, 0, -rank % _RANKS)), 1, (-1, _PANEL)).transpose(0, 1))
-        gains = None if part.gains is None else part.gains.float().contiguous()
+        up = memory.take((_whole(rows, _PANEL) // _PANEL, _whole(rank, _RANKS), _PANEL), dtype)
+        padded = F.pad(part.up, (0, -rows % _PANEL, 0, -rank % _RANKS))
+        up.copy_(torch.unflatten(padded, 1, (-1, _PANEL)).transpose(0, 1))
+        gains = None if part.gains is None else F.pad(part.gains.float(), (0, -rows % _PANEL)).contiguous()
         packed.append(_Part(down, up, rank, part.rows, gains))
     return packed
 
@@ -115,8 +117,10 @@ def _unpacked(packed: Sequence[_Part]) -> LoraWeights:
     parts, downs, first = [], [], 0
     for part in packed:
         downs.append(part.down.transpose(1, 2).flatten(2).flatten(0, 1)[: part.rank])
-        up = part.up.transpose(0, 1).flatten(1)[: part.rank].contiguous()
-        parts.append(LoraPart(part.rows, slice(first, first + part.rank), up, part.gains))
+        rows = part.rows.stop - part.rows.start
+        up = part.up.transpose(0, 1).flatten(1)[: part.rank, :rows].contiguous()
+        gains = None if part.gains is None else part.gains[:, :rows]
+        parts.append(LoraPart(part.rows, slice(first, first + part.rank), up, gains))
         first += part.rank
     return LoraWeights(torch.cat(downs), tuple(parts))
 
@@ -124,7 +128,8 @@ def _unpacked(packed: Sequence[_Part]) -> LoraWeights:
 def _describe(target: Update, part: _Part) -> None:
     target.down, target.up, target.dtype = part.down.data_ptr(), part.up.data_ptr(), DTYPES[part.down.dtype]
     target.gains = None if part.gains is None else part.gains.data_ptr()
-    target.rank, target.rows, target.first = _RANKS * len(part.down), _PANEL * len(part.up), part.rows.start
+    target.rank, target.rows = _RANKS * len(part.down), part.rows.stop - part.rows.start
+    target.first = part.rows.start
 
 
 @frozen(eq=False)

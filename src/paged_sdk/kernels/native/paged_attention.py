@@ -18,6 +18,7 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache, Precision
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import float_vector, pointer
+from paged_sdk.kernels.native.recurrent import NativeRecurrentRows
 from paged_sdk.kernels.native.structures import DTYPES
 from paged_sdk.kernels.native.structures_attention import Attention, Batch, Cache, Heads
 
@@ -143,12 +144,15 @@ class NativeRows:
     :ivar num_generating: number of the step's sequences that compute generated tokens
     :ivar cu_seqlens_read: [num_seqs + 1] int32: of row s, only the hidden states of the last ``cu_seqlens_read[s + 1] -
         cu_seqlens_read[s]`` tokens are read; None: all are read
+    :ivar states: the same tokens by the states of their sequences, in models with recurrent layers; None: there are
+        none
     """
 
     slots: Tensor
     batch: VarlenBatch
     num_generating: int
     cu_seqlens_read: Tensor | None = None
+    states: NativeRecurrentRows | None = None
 
     def use_few(self, few_rows: int) -> bool:
         """Return whether generated tokens use the weights' form for few rows: if 1 to ``few_rows`` sequences generate.
@@ -176,7 +180,12 @@ class NativeRows:
     def _part(self, sequences: Tensor, num_generating: int) -> tuple[Tensor, NativeRows]:
         tokens, batch = self.batch.part(sequences)
         read = None if self.cu_seqlens_read is None else cumulated(self.cu_seqlens_read.diff()[sequences])
-        return tokens, NativeRows(self.slots[tokens], batch, num_generating, read)
+        states = None
+        if self.states is not None:
+            selected = torch.zeros(len(self.slots), dtype=torch.bool)
+            selected[tokens] = True
+            states = self.states.part(selected)
+        return tokens, NativeRows(self.slots[tokens], batch, num_generating, read, states)
 
 
 def _is_vector(tensor: Tensor, dtype: torch.dtype) -> bool:

@@ -45,6 +45,20 @@ class NativeRecurrentRows:
             num_rows=len(lengths),
         )
 
+    def part(self, tokens: Tensor) -> NativeRecurrentRows:
+        """Select some of the step's tokens, of which each row has the first ones or the last ones, or none.
+
+        :param tokens: ``[num_tokens]`` bool: the selected tokens
+        """
+        slots, is_new, first_tokens = self._kept
+        before = np.concatenate(([0], np.cumsum(tokens.numpy())))[first_tokens]
+        lengths = np.diff(before)
+        has_any = torch.from_numpy(lengths > 0)
+        begins = is_new & tokens[torch.from_numpy(first_tokens[:-1])]
+        return NativeRecurrentRows(
+            self.workspace, slots[has_any], begins[has_any], tuple(lengths[lengths > 0].tolist())
+        )
+
 
 class NativeShortConv:
     """Computes a causal convolution of each channel by itself, with the gates before and after it and its activation.
@@ -52,12 +66,14 @@ class NativeShortConv:
     :param weight: ``[channels, kernel_size]``
     :param bias: ``[channels]`` or None
     :param silu: whether SiLU follows the convolution
+    :ivar channels: number of channels
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, silu: bool) -> None:
-        self._channels, self._taps = weight.shape
+        self.channels: int = weight.shape[0]
+        self._taps = weight.shape[1]
         self._weight = weight.to(torch.float32).mT.contiguous()
-        self._bias = float_vector("bias", bias, self._channels)
+        self._bias = float_vector("bias", bias, self.channels)
         self._silu = silu
 
     @staticmethod
@@ -65,6 +81,23 @@ class NativeShortConv:
         """Return whether the kernel has this size and dtype."""
         channels, taps = weight.shape
         return weight.dtype in WEIGHT_DTYPES and channels % _WIDTH == 0 and taps <= _MOST_TAPS
+
+    def describe(self, pool: Tensor) -> ShortConv:
+        """Fill the C structure, apart from what a step gives; this object and the pool must outlive it.
+
+        :param pool: as in :meth:`forward`, in any dtype
+        :raises ConfigError: the pool does not fit
+        """
+        _check_pool(pool, (self._taps - 1, self.channels), tuple(WEIGHT_DTYPES))
+        return ShortConv(
+            weight=self._weight.data_ptr(),
+            bias=pointer(self._bias),
+            pool=pool.data_ptr(),
+            channels=self.channels,
+            taps=self._taps,
+            silu=self._silu,
+            pool_dtype=WEIGHT_DTYPES[pool.dtype],
+        )
 
     def forward(
         self, x: Tensor, pool: Tensor, rows: NativeRecurrentRows, gates: tuple[Tensor, Tensor] | None = None
@@ -80,23 +113,13 @@ class NativeShortConv:
         if len({each.stride() for each in inputs}) > 1:
             inputs = tuple(each.contiguous() for each in inputs)
         for each in inputs:
-            check_matrix("x", each, (rows.num_tokens, self._channels), (pool.dtype,))
-        _check_pool(pool, (self._taps - 1, self._channels), x.dtype)
+            check_matrix("x", each, (rows.num_tokens, self.channels), (pool.dtype,))
         out = torch.empty(x.shape, dtype=x.dtype)
-        args = ShortConv(
-            rows=rows.args,
-            x=inputs[0].data_ptr(),
-            weight=self._weight.data_ptr(),
-            bias=pointer(self._bias),
-            pool=pool.data_ptr(),
-            out=out.data_ptr(),
-            x_stride=inputs[0].stride(0),
-            channels=self._channels,
-            taps=self._taps,
-            silu=self._silu,
-            dtype=WEIGHT_DTYPES[x.dtype],
-            num_threads=rows.workspace.num_threads,
-        )
+        args = self.describe(pool)
+        args.rows = rows.args
+        args.x, args.x_stride = inputs[0].data_ptr(), inputs[0].stride(0)
+        args.out, args.out_stride = out.data_ptr(), self.channels
+        args.dtype, args.num_threads = WEIGHT_DTYPES[x.dtype], rows.workspace.num_threads
         if gates is not None:
             args.gate_in, args.gate_out = (each.data_ptr() for each in inputs[1:])
         library = rows.workspace.library
@@ -111,6 +134,9 @@ class NativeGatedDelta:
     :param rate: ``[num_value_heads]``: each head's rate of decay
     :param step_bias: ``[num_value_heads]``: added to decays before softplus
     :param norm_weight: ``[value_dim]``: of the RMSNorm of each head's output
+    :ivar channels: width of queries, keys and values
+    :ivar width: width of the output, and of the gates
+    :ivar num_rates: number of write strengths and decays
     """
 
     def __init__(
@@ -125,8 +151,9 @@ class NativeGatedDelta:
     ) -> None:
         heads, dim = len(rate), len(norm_weight)
         self._state = heads, key_dim, dim
-        self._width = heads * dim
-        self._channels = 2 * num_key_heads * key_dim + self._width
+        self.width: int = heads * dim
+        self.channels: int = 2 * num_key_heads * key_dim + self.width
+        self.num_rates: int = 2 * heads
         self._rate, self._step_bias = float_vector("rate", rate, heads), float_vector("step_bias", step_bias, heads)
         self._norm_weight = float_vector("norm_weight", norm_weight, dim)
         self._args = GatedDelta(
@@ -145,6 +172,22 @@ class NativeGatedDelta:
         """Return whether the kernel has these sizes and this dtype."""
         return dtype in WEIGHT_DTYPES and all(dim % _WIDTH == 0 and dim <= _MOST_DIM for dim in (key_dim, value_dim))
 
+    @property
+    def input_width(self) -> int:
+        """Return the width of queries, keys, values and gates."""
+        return self.channels + self.width
+
+    def describe(self, pool: Tensor) -> GatedDelta:
+        """Fill the C structure, apart from what a step gives; this object and the pool must outlive it.
+
+        :param pool: as in :meth:`forward`
+        :raises ConfigError: the pool does not fit
+        """
+        _check_pool(pool, self._state, (torch.float32,))
+        args = GatedDelta.from_buffer_copy(self._args)
+        args.pool = pool.data_ptr()
+        return args
+
     def forward(self, inputs: Tensor, rates: Tensor, gates: Tensor, pool: Tensor, rows: NativeRecurrentRows) -> Tensor:
         """Apply the rule to the tokens of each sequence, and keep the states.
 
@@ -156,18 +199,17 @@ class NativeGatedDelta:
         :returns: like ``gates``, contiguous
         :raises ConfigError: shapes, dtypes or strides do not fit
         """
-        heads, tokens, own = self._state[0], rows.num_tokens, (inputs.dtype,)
-        check_matrix("inputs", inputs, (tokens, self._channels))
-        check_matrix("rates", rates, (tokens, 2 * heads), own)
-        check_matrix("gates", gates, (tokens, self._width), own)
-        _check_pool(pool, self._state, torch.float32)
+        tokens, own = rows.num_tokens, (inputs.dtype,)
+        check_matrix("inputs", inputs, (tokens, self.channels))
+        check_matrix("rates", rates, (tokens, self.num_rates), own)
+        check_matrix("gates", gates, (tokens, self.width), own)
         out = torch.empty(gates.shape, dtype=gates.dtype)
-        args, library = self._args, rows.workspace.library
+        args, library = self.describe(pool), rows.workspace.library
         args.rows = rows.args
         args.inputs, args.inputs_stride = inputs.data_ptr(), inputs.stride(0)
         args.rates, args.rates_stride = rates.data_ptr(), rates.stride(0)
         args.gates, args.gates_stride = gates.data_ptr(), gates.stride(0)
-        args.pool, args.out = pool.data_ptr(), out.data_ptr()
+        args.out = out.data_ptr()
         args.dtype, args.num_threads = WEIGHT_DTYPES[inputs.dtype], rows.workspace.num_threads
         library.functions.paged_gated_delta(library.level, byref(args))
         return out
@@ -182,7 +224,11 @@ class NativeMamba2:
     :param skip: ``[num_heads]``: multiplies inputs that are added to the output
     :param norm_weight: ``[num_heads * head_dim]``: of the RMSNorm of each group's output; None: no norm
     :param gate_first: whether the norm is of the gated output
+    :ivar channels: width of inputs, B and C
+    :ivar width: width of the output, and of the gates
     """
+
+    num_rates: Final = 0  # step sizes are among the inputs
 
     def __init__(
         self,
@@ -199,11 +245,11 @@ class NativeMamba2:
     ) -> None:
         heads = len(rate)
         self._state = heads, state_size, head_dim
-        self._width = width = heads * head_dim
-        self._channels = width + 2 * num_groups * state_size
+        self.width: int = heads * head_dim
+        self.channels: int = self.width + 2 * num_groups * state_size
         self._rate, self._step_bias = float_vector("rate", rate, heads), float_vector("step_bias", step_bias, heads)
         self._skip = float_vector("skip", skip, heads)
-        self._norm_weight = float_vector("norm_weight", norm_weight, width)
+        self._norm_weight = float_vector("norm_weight", norm_weight, self.width)
         self._args = Mamba2(
             rate=pointer(self._rate),
             step_bias=pointer(self._step_bias),
@@ -214,7 +260,7 @@ class NativeMamba2:
             head_dim=head_dim,
             groups=num_groups,
             state_size=state_size,
-            norm_size=head_dim if norm_weight is None else width // num_groups,
+            norm_size=head_dim if norm_weight is None else self.width // num_groups,
             gate_first=gate_first,
         )
 
@@ -223,6 +269,22 @@ class NativeMamba2:
         """Return whether the kernel has these sizes and this dtype."""
         fits = head_dim % _WIDTH == 0 and state_size % _STATE_ROWS == 0 and max(head_dim, state_size) <= _MOST_DIM
         return dtype in WEIGHT_DTYPES and fits
+
+    @property
+    def input_width(self) -> int:
+        """Return the width of gates, inputs, B, C and step sizes."""
+        return self.width + self.channels + self._state[0]
+
+    def describe(self, pool: Tensor) -> Mamba2:
+        """Fill the C structure, apart from what a step gives; this object and the pool must outlive it.
+
+        :param pool: as in :meth:`forward`
+        :raises ConfigError: the pool does not fit
+        """
+        _check_pool(pool, self._state, (torch.float32,))
+        args = Mamba2.from_buffer_copy(self._args)
+        args.pool = pool.data_ptr()
+        return args
 
     def forward(self, inputs: Tensor, steps: Tensor, gates: Tensor, pool: Tensor, rows: NativeRecurrentRows) -> Tensor:
         """Take the states of the sequences through their tokens, and keep them.
@@ -235,23 +297,22 @@ class NativeMamba2:
         :raises ConfigError: shapes, dtypes or strides do not fit
         """
         tokens, own = rows.num_tokens, (inputs.dtype,)
-        check_matrix("inputs", inputs, (tokens, self._channels))
+        check_matrix("inputs", inputs, (tokens, self.channels))
         check_matrix("steps", steps, (tokens, self._state[0]), own)
-        check_matrix("gates", gates, (tokens, self._width), own)
-        _check_pool(pool, self._state, torch.float32)
+        check_matrix("gates", gates, (tokens, self.width), own)
         read, out = (torch.empty(gates.shape, dtype=dtype) for dtype in (torch.float32, gates.dtype))
-        args, library = self._args, rows.workspace.library
+        args, library = self.describe(pool), rows.workspace.library
         args.rows = rows.args
         args.inputs, args.inputs_stride = inputs.data_ptr(), inputs.stride(0)
         args.steps, args.steps_stride = steps.data_ptr(), steps.stride(0)
         args.gates, args.gates_stride = gates.data_ptr(), gates.stride(0)
-        args.pool, args.read, args.out = pool.data_ptr(), read.data_ptr(), out.data_ptr()
+        args.read, args.out = read.data_ptr(), out.data_ptr()
         args.dtype, args.num_threads = WEIGHT_DTYPES[inputs.dtype], rows.workspace.num_threads
         library.functions.paged_mamba2(library.level, byref(args))
         return out
 
 
-def _check_pool(pool: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if pool.shape[1:] != shape or pool.dtype is not dtype or not pool.is_contiguous():
-        found = f"{pool.dtype} {tuple(pool.shape)}"
-        raise ConfigError.of("pool", found, f"contiguous {dtype} [num_slots, {', '.join(map(str, shape))}]")
+def _check_pool(pool: Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> None:
+    if pool.shape[1:] != shape or pool.dtype not in dtypes or not pool.is_contiguous():
+        found, known = f"{pool.dtype} {tuple(pool.shape)}", " or ".join(map(str, dtypes))
+        raise ConfigError.of("pool", found, f"contiguous {known} [num_slots, {', '.join(map(str, shape))}]")

@@ -7,6 +7,7 @@ from ctypes import Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
 import torch
 
 from paged_sdk.kernels.native.structures_attention import Batch, Cache, Heads
+from paged_sdk.kernels.native.structures_recurrent import GatedDelta, Mamba2, RecurrentTokens, ShortConv
 from paged_sdk.kernels.native.structures_routing import Choice
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Mixture",
     "Norm",
     "Ranks",
+    "Recurrent",
     "Rope",
     "Rows",
     "Update",
@@ -184,6 +186,19 @@ class Latent(Structure):
     )
 
 
+class Recurrent(Structure):
+    """Mirrors ``paged_recurrent``: what a layer has in the place of attention."""
+
+    _fields_ = (
+        ("conv", ShortConv),
+        ("delta", GatedDelta),
+        ("scan", Mamba2),
+        ("rates", Weight * 2),
+        ("num_rates", c_int32),
+        ("reserved", c_int32),
+    )
+
+
 class Layer(Structure):
     """Mirrors ``paged_layer``: the weights and settings of one decoder layer."""
 
@@ -191,6 +206,7 @@ class Layer(Structure):
         ("qkv", Weight * 4),
         ("output", Weight),
         ("latent", Latent),
+        ("recurrent", Recurrent),
         ("mixture", Mixture),
         ("gate", Weight),
         ("up", Weight),
@@ -243,6 +259,7 @@ class Decoder(Structure):
         ("layers", c_void_p),
         ("workspace", c_void_p),
         ("batch", Batch),
+        ("recurrent", RecurrentTokens),
         ("cu_seqlens_read", c_void_p),
         ("adapters", c_void_p),
         ("adapter_of_row", c_void_p),
@@ -262,7 +279,7 @@ class Decoder(Structure):
         ("num_threads", c_int32),
         ("num_adapters", c_int32),
         ("num_ropes", c_int32),
-        ("reserved", c_int32),
+        ("hidden_size", c_int32),
     )
 
 

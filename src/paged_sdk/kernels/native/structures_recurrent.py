@@ -32,12 +32,13 @@ class ShortConv(Structure):
         ("pool", c_void_p),
         ("out", c_void_p),
         ("x_stride", c_int64),
+        ("out_stride", c_int64),
         ("channels", c_int32),
         ("taps", c_int32),
         ("silu", c_int32),
         ("dtype", c_int32),
+        ("pool_dtype", c_int32),
         ("num_threads", c_int32),
-        ("reserved", c_int32),
     )
 
 

@@ -232,9 +232,27 @@ struct paged_latent {
   int64_t most_decompressed;   // bytes that they may take at once; those of one head always may
 };
 
-// One decoder layer: attention, and a feed-forward part: an MLP, experts, or both beside each other. Each reads the
-// normalized residual stream, and its output, after a second RMSNorm if one is given, is added to the stream. In a
-// parallel layer, the MLP reads the same normalized input as attention, and both outputs are added together.
+// Whether qkv project to a gate per element of attention's output, which its sigmoid multiplies: none; after keys and
+// values; or within the queries, each head's after its query.
+enum PagedGates : int32_t { PAGED_NO_GATES = 0, PAGED_GATES_LAST = 1, PAGED_GATES_WITH_QUERIES = 2 };
+
+// What a layer has in the place of attention: a short convolution with gates before and after it, or without gates and
+// followed by the gated delta rule or by Mamba-2's state space. These have what stays the same in all steps; a call sets
+// rows, inputs and outputs. qkv project to the gates before and after the convolution, and its inputs; or to the inputs
+// of the convolution, then gates; or to gates, the inputs of the convolution, and step sizes.
+struct paged_recurrent {
+  paged_short_conv_args conv;    // weight null: the layer is not recurrent
+  paged_gated_delta_args delta;  // rate null: no gated delta rule
+  paged_mamba2_args scan;        // rate null: no state space
+  paged_weight rates[2];  // of the gated delta rule: strengths, then decays; or one matrix
+  int32_t num_rates;
+  int32_t reserved;
+};
+
+// One decoder layer: attention or a recurrence in its place, and a feed-forward part: an MLP, experts, or both beside
+// each other; or one of the two alone. Each reads the normalized residual stream, and its output, after a second RMSNorm
+// if one is given, is added to the stream. In a parallel layer, the MLP reads the same normalized input as attention,
+// and both outputs are added together.
 //
 // In tensor parallelism, each rank has some heads and neurons. Without widths, output and down have the columns of this
 // rank's heads and neurons, and their results are summed over ranks. With widths, output and down have some rows with
@@ -244,9 +262,12 @@ struct paged_latent {
 // input_gate, the layer then adds norm(input_output . (act(input_gate . stream) * input)), where `input` is a vector of
 // the token for this layer. Last, the stream is multiplied by `scale`.
 struct paged_layer {
-  paged_weight qkv[4];  // query, key, value; or query and key; or only query; then gates, if any; or one fused matrix
+  // Query, key, value; or query and key; or only query; then gates, if any; or one fused matrix. Data null: the layer
+  // is a feed-forward part alone.
+  paged_weight qkv[4];
   paged_weight output;
   paged_latent latent;  // heads describe its cache then: one KV head of rope_dim + rank elements
+  paged_recurrent recurrent;  // there are no heads and no cache then
   paged_mixture mixture;
   paged_weight gate;  // of the MLP; data null: no gate; the activation applies to up
   paged_weight up;    // data null: no MLP
@@ -283,16 +304,17 @@ struct paged_layer {
   int32_t keys_as_values;  // 1: values are the projected keys, before their norm and rotation; qkv has no values
   int32_t value_norm;      // 1: each head's values are divided by their root mean square
   int32_t norms_last;      // 1: queries and keys are normalized after their rotation; 0: before
-  int32_t gates;           // 1: qkv ends with a gate per element of attention's output, which its sigmoid multiplies
+  int32_t gates;           // PagedGates
   int32_t input_column;    // first column of the layer's vectors in the step's layer_inputs
   float scale;             // 1: the stream is left as it is
 };
 
 // Index of a projection in an adapter's updates. Latent attention has down in the place of key, and query_up in that of
-// value. If query, key, value and attention's gate, or gate and up, are one
+// value. Recurrent layers have their rates from the place of value on. If query, key, value and attention's gate, or gate and up, are one
 // fused matrix, its update has the index of the first.
 enum PagedProjection : int32_t {
   PAGED_QKV = 0,
+  PAGED_RATES = 2,
   PAGED_OUTPUT = 4,
   PAGED_GATE_UP = 5,
   PAGED_DOWN = 7,
@@ -305,10 +327,10 @@ enum PagedProjection : int32_t {
 // `first` on.
 struct paged_update {
   const void* down;  // [rank / 4, cols / 16, 4, 16]; null: no update
-  const void* up;    // [rows / 16, rank, 16]
-  const float* gains;  // [2, rows]; null: 1 and 0
+  const void* up;    // [panels of 16 rows, rank, 16]
+  const float* gains;  // [2, 16 * panels]; null: 1 and 0
   int32_t rank;      // a multiple of 4
-  int32_t rows;      // a multiple of 16, as is first
+  int32_t rows;      // up and gains have as many as whole panels do
   int32_t first;
   int32_t dtype;  // of down and up
 };
@@ -327,7 +349,7 @@ struct paged_ranks {
 // Runs all layers on hidden [num_rows, hidden], float32, contiguous, in place, and writes the keys and values of the
 // rows' tokens to their slots. With token_ids, hidden need not be given: the call begins with the tokens' embeddings.
 // Of sequence s, only the last cu_seqlens_read[s + 1] - cu_seqlens_read[s] rows are read afterwards; the others keep
-// their values from before the last layer that writes keys.
+// their values from before the last layer that writes keys or states.
 struct paged_decoder_args {
   float* hidden;
   const paged_rope* ropes;
@@ -335,6 +357,7 @@ struct paged_decoder_args {
   const paged_layer* layers;
   paged_workspace* workspace;
   paged_batch batch;
+  paged_recurrent_rows recurrent;  // the same tokens, by their states; read by recurrent layers
   const int32_t* cu_seqlens_read;  // [num_seqs + 1]; null: all rows are read
   const paged_update* const* adapters;  // [num_adapters], each [num_layers, PAGED_PROJECTIONS]
   const int32_t* adapter_of_row;        // [num_rows]; -1: none
@@ -354,7 +377,7 @@ struct paged_decoder_args {
   int32_t num_threads;
   int32_t num_adapters;
   int32_t num_ropes;
-  int32_t reserved;
+  int32_t hidden_size;
 };
 
 // out[row] = norm(x[row]), float32; cols is a multiple of 16.

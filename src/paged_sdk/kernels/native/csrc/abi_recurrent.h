@@ -17,7 +17,7 @@ struct paged_recurrent_rows {
 
 // out[t] = gate_out[t] * activation(bias + sum over k of weight[k] * y[t - taps + 1 + k]), y = gate_in * x, within each
 // row and after the taps - 1 inputs y in the pool, which the row's last ones replace. Sums are float32; y, the sum and
-// its activation are rounded to the dtype.
+// its activation are rounded to the dtype, y to the pool's too.
 struct paged_short_conv_args {
   paged_recurrent_rows rows;
   const void* x;
@@ -26,14 +26,15 @@ struct paged_short_conv_args {
   const float* weight;   // [taps, channels]
   const float* bias;     // [channels]; null: none
   void* pool;            // [slots, taps - 1, channels]
-  void* out;             // [tokens, channels], contiguous
+  void* out;             // may be x itself
   int64_t x_stride;      // of x and the gates, in elements
+  int64_t out_stride;
   int32_t channels;      // a multiple of 16
   int32_t taps;          // at most 8
   int32_t silu;          // 0: no activation
   int32_t dtype;
+  int32_t pool_dtype;
   int32_t num_threads;
-  int32_t reserved;
 };
 
 // The gated delta rule, then an RMSNorm of each head's output times silu(gate). A head's decay is exp(-rate *
@@ -73,7 +74,7 @@ struct paged_mamba2_args {
   const float* skip;
   const float* norm_weight;  // [heads * head_dim]; null: no norm
   float* pool;               // [slots, heads, state_size, head_dim]
-  float* read;               // [tokens, heads * head_dim], scratch
+  float* read;               // [tokens, heads * head_dim], scratch; may be out, if that is float32
   void* out;                 // [tokens, heads * head_dim], contiguous
   int64_t inputs_stride;     // in elements
   int64_t steps_stride;

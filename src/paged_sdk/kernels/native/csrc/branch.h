@@ -25,7 +25,7 @@ struct Branch {
 inline Branch branch_of(const Step& step, const paged_layer& layer, const int32_t* widths, int columns, float* buffer,
                         bool added_later) {
   const paged_decoder_args& args = step.args;
-  const int hidden = hidden_size(args);
+  const int hidden = args.hidden_size;
   const bool in_stream = !added_later && (widths != nullptr || args.sum == nullptr);
   float* const whole = in_stream ? args.hidden : buffer;
   const bool is_part = widths != nullptr;
@@ -57,7 +57,7 @@ inline void exchange(const Step& step, const paged_layer& layer, const Branch& b
   if (branch.widths != nullptr) {
     args.gather(args.group, step.scratch.part, branch.columns, args.num_rows, layer.hidden_widths, branch.whole);
   } else {
-    args.sum(args.group, branch.whole, static_cast<int64_t>(args.num_rows) * hidden_size(args));
+    args.sum(args.group, branch.whole, static_cast<int64_t>(args.num_rows) * args.hidden_size);
   }
 }
 
@@ -71,7 +71,7 @@ inline UpdateInput join_columns(const Step& step, const int32_t* widths, const U
 // stream = (stream + norm(branch)) * scale, unless the branch is in the stream already.
 inline auto add_branch(Job& job, const Step& step, const Branch& branch, const float* norm, float eps,
                        float scale = 1.0f) {
-  const int hidden = hidden_size(step.args);
+  const int hidden = step.args.hidden_size;
   return job.phase(branch.in_stream ? 0 : step.args.num_rows, row_cost(hidden),
                    [whole = Matrix{branch.whole, hidden, PAGED_FLOAT32}, stream = step.args.hidden, hidden, norm, eps,
                     scale](int64_t first, int64_t last, int) {

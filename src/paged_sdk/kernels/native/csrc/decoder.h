@@ -4,36 +4,38 @@
 #include "latent_attention.h"
 #include "mlp.h"
 #include "new_keys.h"
+#include "recurrent.h"
 
 namespace paged {
 namespace {
 
-// Runs the first part of a layer: computes queries, and new keys and values, which are written to the cache.
+// Runs the first part of a layer, which reads and writes what the sequence keeps of its tokens unless it reads the
+// cache: computes queries, and new keys and values, which are written to the cache; or what a recurrent layer makes of
+// its states, and these.
 inline Task project_rows(Job& job, const Step& step, int index) {
   const paged_decoder_args& args = step.args;
   const DecoderScratch& scratch = step.scratch;
   const paged_layer& layer = args.layers[index];
+  if (!has_mixer(layer)) co_return;
+  if (is_recurrent(layer)) {
+    co_await mix_recurrently(job, step, index);
+    co_return;
+  }
   if (is_latent(layer)) {
     co_await project_latents(job, step, index);
     co_return;
   }
   const int64_t width = projected_width(layer);
-  const Operand normed = Operand::at(scratch.activations, layer.qkv[0], args.num_rows);
-  co_await prepare_normed(job, step, layer, layer.qkv[0], layer.attention_norm, layer.attention_norm_bias, normed);
-  co_await multiply(job, layer.qkv, layer.num_qkv, normed, plain_output(scratch.projected, width), step.sums);
-  if (step.adapted.change(index, PAGED_QKV, PAGED_OUTPUT)) {
-    const int hidden = layer.qkv[0].cols;
-    float* const by_place = scratch.adapters.normed;
-    co_await normalize_adapted(job, step.adapted, args.hidden, layer, layer.attention_norm, layer.attention_norm_bias,
-                               by_place);
-    co_await add_updates(job, step.adapted, index, PAGED_QKV, PAGED_OUTPUT, {by_place, hidden, hidden, true},
-                         scratch.projected, width, scratch.adapters.shrunk);
-  }
-
+  co_await project_normed(job, step, index, PAGED_QKV, PAGED_OUTPUT, layer.qkv, layer.num_qkv, false,
+                          scratch.projected);
   const Placement placement{layer.heads, layer.cache, args.batch, layer, args.ropes[layer.rope], args.slots};
   co_await job.phase(args.num_rows, row_cost(static_cast<int>(width)), [&](int64_t first, int64_t last, int) {
-    for (int64_t t = first; t < last; ++t)
-      place_token(placement, scratch.projected + t * width, t, original_row(args, t));
+    for (int64_t t = first; t < last; ++t) {
+      float* const row = scratch.projected + t * width;
+      if (layer.gates == PAGED_GATES_WITH_QUERIES)
+        move_gates(layer.heads, row, scratch.attended + t * query_width(layer.heads));
+      place_token(placement, row, t, original_row(args, t));
+    }
   });
 }
 
@@ -54,7 +56,7 @@ inline auto gate_attended(Job& job, const Step& step, const paged_layer& layer) 
                    });
 }
 
-// Attends over the cache, and projects the result to `out`.
+// Attends over the cache, unless the layer is recurrent, and projects the result to `out`.
 inline Task attend(Job& job, const Step& step, int index, const Output out) {
   const paged_decoder_args& args = step.args;
   const DecoderScratch& scratch = step.scratch;
@@ -62,7 +64,7 @@ inline Task attend(Job& job, const Step& step, int index, const Output out) {
   const int width = attended_width(layer);
   if (is_latent(layer)) {
     co_await attend_over_latents(job, step, layer);
-  } else {
+  } else if (!is_recurrent(layer)) {
     const AttentionPlan plan(layer.heads, args.batch, args.num_threads);
     co_await attend_batch(job, plan, layer.cache, {scratch.projected, projected_width(layer), PAGED_FLOAT32},
                           plain_output(scratch.attended, width), AttentionScratch::at(scratch.attention, plan));
@@ -168,11 +170,13 @@ inline Task finish_rows(Job& job, const Step& step, int index) {
   if (layer.parallel != 0) {
     co_await attend_and_feed(job, step, index);
   } else {
-    const Branch attention = attention_branch(step, layer);
-    co_await attend(job, step, index, attention.out);
-    exchange(step, layer, attention);
-    co_await add_branch(job, step, attention, layer.attention_output_norm, layer.norm_eps);
-    co_await feed_forward(job, step, index);
+    if (has_mixer(layer)) {
+      const Branch attention = attention_branch(step, layer);
+      co_await attend(job, step, index, attention.out);
+      exchange(step, layer, attention);
+      co_await add_branch(job, step, attention, layer.attention_output_norm, layer.norm_eps);
+    }
+    if (has_mlp(layer) || has_experts(layer)) co_await feed_forward(job, step, index);
   }
   if (layer.input_gate.data != nullptr) co_await add_layer_input(job, step, index);
 }
@@ -182,14 +186,22 @@ inline Task run_layer(Job& job, const Step& step, int index) {
   co_await finish_rows(job, step, index);
 }
 
-// Returns the last layer that writes keys; -1 if all attend over other layers'.
-inline int last_with_keys(const paged_decoder_args& args) {
+// Returns the last layer that writes keys or states; -1 if none does.
+inline int last_that_keeps(const paged_decoder_args& args) {
   int layer = args.num_layers - 1;
-  while (layer >= 0 && args.layers[layer].shares_keys != 0) --layer;
+  while (layer >= 0 && (!has_mixer(args.layers[layer]) || args.layers[layer].shares_keys != 0)) --layer;
   return layer;
 }
 
-// Runs all layers. The last one that has keys computes keys and values of all rows, for later steps. The rest of it,
+// Returns what the rest of a layer reads of its first part: queries, with gates if there are any, or what its states
+// have become.
+inline Columns read_later(const paged_layer& layer, const DecoderScratch& scratch) {
+  const int64_t width = projected_width(layer), attended = attended_width(layer);
+  if (is_recurrent(layer)) return {scratch.attended, attended, attended};
+  return {scratch.projected, width, layer.gates != PAGED_NO_GATES ? width : query_width(layer)};
+}
+
+// Runs all layers. The last one that keeps anything of its tokens computes that for all rows, for later steps. The rest of it,
 // and layers after it, are computed only for rows that are read: for a prompt's chunk, one or none.
 inline Task run_layers(Job& job, const paged_decoder_args& args, const DecoderScratch& scratch,
                        const ThreadSums& sums) {
@@ -202,15 +214,15 @@ inline Task run_layers(Job& job, const paged_decoder_args& args, const DecoderSc
     for (int i = 0; i < args.num_layers; ++i) co_await run_layer(job, all, i);
     co_return;
   }
-  const int last = last_with_keys(args);
+  const int last = last_that_keeps(args);
   for (int i = 0; i < last; ++i) co_await run_layer(job, all, i);
   if (last >= 0) co_await project_rows(job, all, last);
   if (read.num_rows == 0) co_return;
 
   read.hidden = scratch.read;
   read.original_rows = scratch.original_rows;
-  gather_read(args, args.layers[std::max(last, 0)], hidden_size(args), last >= 0 ? scratch.projected : nullptr,
-              scratch.read, scratch.original_rows);
+  const Columns kept = last < 0 ? Columns{} : read_later(args.layers[last], scratch);
+  gather_read(args, kept, scratch.read, scratch.original_rows);
   if (args.num_adapters > 0) {
     gather_adapters(args, own.of_read);
     adapted_read = AdaptedRows::sorted(args, own.of_read, read.num_rows, own.sorted_read);
@@ -218,7 +230,7 @@ inline Task run_layers(Job& job, const paged_decoder_args& args, const DecoderSc
   const Step few{read, adapted_read, scratch, sums};
   if (last >= 0) co_await finish_rows(job, few, last);
   for (int i = last + 1; i < args.num_layers; ++i) co_await run_layer(job, few, i);
-  scatter_read(args, hidden_size(args), scratch.read);
+  scatter_read(args, scratch.read);
 }
 
 }  // namespace

@@ -13,8 +13,6 @@
 namespace paged {
 namespace {
 
-inline int hidden_size(const paged_decoder_args& args) { return args.layers[0].qkv[0].cols; }
-
 inline bool has_mlp(const paged_layer& layer) { return layer.up.data != nullptr; }
 inline bool has_experts(const paged_layer& layer) { return layer.mixture.router != nullptr; }
 
@@ -58,12 +56,13 @@ struct DecoderScratch {
     size_t normed = 0, read = 0, attention = 0, mixture = 0, original_rows = 0;
 
     explicit Sizes(const paged_decoder_args& args) {
-      const size_t rows = args.num_rows, hidden = hidden_size(args);
+      const size_t rows = args.num_rows, hidden = args.hidden_size;
       for (int i = 0; i < args.num_layers; ++i) {
         const paged_layer& layer = args.layers[i];
         grow(projected, rows * projected_width(layer));
         grow(attended, rows * attended_width(layer));
-        for (const paged_weight* weight : {&layer.qkv[0], &layer.output, &layer.latent.down, &layer.latent.query_up})
+        for (const paged_weight* weight : {&layer.qkv[0], &layer.output, &layer.latent.down, &layer.latent.query_up,
+                                           &layer.recurrent.rates[0]})
           if (weight->data != nullptr) grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
         if (has_mlp(layer)) {
           grow(gated, DenseRows::bytes(args.num_rows, layer.up.rows));
@@ -101,6 +100,7 @@ struct DecoderScratch {
 
    private:
     static size_t attention_bytes(const paged_layer& layer, const paged_batch& batch, int num_threads) {
+      if (is_recurrent(layer) || !has_mixer(layer)) return 0;
       if (is_latent(layer)) return latent_bytes(layer, batch, num_threads);
       return AttentionScratch::bytes(AttentionPlan(layer.heads, batch, num_threads), num_threads);
     }

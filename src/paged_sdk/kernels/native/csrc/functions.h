@@ -1,6 +1,7 @@
 // Vector functions: the exponential, and activations based on it.
 #pragma once
 
+#include <cmath>
 #include <initializer_list>
 
 #include "abi.h"
@@ -95,6 +96,9 @@ inline Floats soft_cap(Floats x, float cap) {
   const Floats tail = div(broadcast(2.0f), add(broadcast(1.0f), exponential(doubled)));
   return mul(broadcast(cap), sub(broadcast(1.0f), tail));
 }
+
+// log(1 + e^x); beyond 20 the difference from x is less than float32 holds.
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 }  // namespace
 }  // namespace paged

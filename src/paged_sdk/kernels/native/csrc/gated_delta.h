@@ -9,7 +9,7 @@
 #include "activations.h"
 #include "functions.h"
 #include "linear.h"
-#include "recurrent.h"
+#include "pool.h"
 
 namespace paged {
 namespace {
@@ -139,6 +139,15 @@ inline void apply_delta_rule(const paged_gated_delta_args& args, int64_t row, in
 
 // Cost of a token and head, in byte multiply-adds (pool.h): some 2 us at 128 keys and values.
 inline int64_t delta_cost(const paged_gated_delta_args& args) { return int64_t{40} * args.key_dim * args.value_dim; }
+
+// Computes all rows of a step.
+inline Task apply_gated_delta(Job& job, const paged_gated_delta_args args) {
+  const int64_t heads = args.value_heads, rows = args.rows.num_rows;
+  const int64_t cost = args.rows.first_tokens[rows] * delta_cost(args) / rows;
+  co_await job.phase(rows * heads, cost, [&](int64_t first, int64_t last, int) {
+    for (int64_t i = first; i < last; ++i) apply_delta_rule(args, i / heads, static_cast<int>(i % heads));
+  });
+}
 
 }  // namespace
 }  // namespace paged

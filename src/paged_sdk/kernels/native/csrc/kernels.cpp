@@ -9,15 +9,12 @@
 #include "decoder.h"
 #include "draw.h"
 #include "experts.h"
-#include "gated_delta.h"
 #include "head_product.h"
 #include "logprobs.h"
-#include "mamba2.h"
 #include "pack_dense.h"
 #include "pages.h"
 #include "quantize_groups.h"
 #include "rows.h"
-#include "short_conv.h"
 #include "step_inputs.h"
 #include "workspace.h"
 
@@ -250,33 +247,17 @@ int logprobs(const paged_logprobs_args& args) {
 }
 
 int short_conv(const paged_short_conv_args& args) {
-  const int64_t parts = (args.channels + kConvChannels - 1) / kConvChannels, rows = args.rows.num_rows;
-  const int64_t tokens = args.rows.first_tokens[rows];
-  const int64_t cost = tokens * row_cost(args.channels) / (rows * parts);
-  parallel_for(args.num_threads, rows * parts, cost, [&](int64_t first, int64_t last, int) {
-    for (int64_t i = first; i < last; ++i) convolve_row(args, i / parts, i % parts * kConvChannels);
-  });
+  run_job(args.num_threads, [&](Job& job) { return convolve(job, args); });
   return kOk;
 }
 
 int gated_delta(const paged_gated_delta_args& args) {
-  const int64_t heads = args.value_heads, rows = args.rows.num_rows;
-  const int64_t cost = args.rows.first_tokens[rows] * delta_cost(args) / rows;
-  parallel_for(args.num_threads, rows * heads, cost, [&](int64_t first, int64_t last, int) {
-    for (int64_t i = first; i < last; ++i) apply_delta_rule(args, i / heads, static_cast<int>(i % heads));
-  });
+  run_job(args.num_threads, [&](Job& job) { return apply_gated_delta(job, args); });
   return kOk;
 }
 
 int mamba2(const paged_mamba2_args& args) {
-  const int64_t heads = args.heads, rows = args.rows.num_rows, tokens = args.rows.first_tokens[rows];
-  parallel_for(args.num_threads, rows * heads, tokens * scan_cost(args) / rows, [&](int64_t first, int64_t last, int) {
-    for (int64_t i = first; i < last; ++i) scan_head(args, i / heads, static_cast<int>(i % heads));
-  });
-  const int64_t parts = heads * args.head_dim / args.norm_size;
-  parallel_for(args.num_threads, tokens * parts, 3 * row_cost(args.norm_size), [&](int64_t first, int64_t last, int) {
-    for (int64_t i = first; i < last; ++i) gate_columns_of(args, i / parts, i % parts * args.norm_size);
-  });
+  run_job(args.num_threads, [&](Job& job) { return scan(job, args); });
   return kOk;
 }
 

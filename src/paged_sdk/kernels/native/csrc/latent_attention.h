@@ -12,33 +12,6 @@
 namespace paged {
 namespace {
 
-// Rotates a vector of rope_dim elements in place.
-inline void rotate(const paged_rope& rope, float* vector, int64_t row) {
-  const float *const cosines = rope.cosines + row * rope.half, *const sines = rope.sines + row * rope.half;
-  if (rope.interleaved != 0) {
-    rotate_neighbours(vector, cosines, sines, rope.half);
-  } else {
-    rotate_head(vector, cosines, sines, rope.half);
-  }
-}
-
-// Multiplies the normalized rows of the stream, which may be prepared already, and adds the adapters' updates.
-inline Task project_normed(Job& job, const Step& step, int index, int projection, const paged_weight& weight,
-                           bool is_prepared, float* const to) {
-  const paged_layer& layer = step.args.layers[index];
-  const int64_t width = projected_width(layer);
-  const AdapterScratch& own = step.scratch.adapters;
-  const Operand normed = Operand::at(step.scratch.activations, weight, step.args.num_rows);
-  if (!is_prepared)
-    co_await prepare_normed(job, step, layer, weight, layer.attention_norm, layer.attention_norm_bias, normed);
-  co_await multiply(job, &weight, 1, normed, plain_output(to, width), step.sums);
-  if (!step.adapted.change(index, projection, 1)) co_return;
-  co_await normalize_adapted(job, step.adapted, step.args.hidden, layer, layer.attention_norm,
-                             layer.attention_norm_bias, own.normed);
-  co_await add_updates(job, step.adapted, index, projection, 1, {own.normed, weight.cols, weight.cols, true}, to, width,
-                       own.shrunk);
-}
-
 // Computes queries, and new latent vectors, which are written to the cache.
 inline Task project_latents(Job& job, const Step& step, int index) {
   const paged_decoder_args& args = step.args;
@@ -51,9 +24,10 @@ inline Task project_latents(Job& job, const Step& step, int index) {
   float* const queries = step.scratch.projected;
   float* const compressed = queries + query_width(layer);
   float* const keys = compressed + rank;
-  co_await project_normed(job, step, index, PAGED_QKV, layer.qkv[0], false, rank > 0 ? compressed : queries);
-  co_await project_normed(job, step, index, PAGED_QKV + 1, latent.down, share_input(layer.qkv[0], latent.down),
-                          keys + latent.rope_dim);
+  co_await project_normed(job, step, index, PAGED_QKV, 1, layer.qkv, 1, false,
+                          rank > 0 ? compressed : queries);
+  co_await project_normed(job, step, index, PAGED_QKV + 1, 1, &latent.down, 1,
+                          share_input(layer.qkv[0], latent.down), keys + latent.rope_dim);
 
   const auto place = [&](int64_t t) {
     float *const key = keys + t * width, *const vector = key + latent.rope_dim;

@@ -70,7 +70,7 @@ struct AdapterScratch {
         ranks = all > ranks ? all : ranks;
       }
     }
-    const int64_t rows = args.num_rows, hidden = args.layers[0].qkv[0].cols;
+    const int64_t rows = args.num_rows, hidden = args.hidden_size;
     AdapterScratch out{};
     out.sorted = arena.take<int32_t>(AdaptedRows::numbers(args));
     out.sorted_read = arena.take<int32_t>(AdaptedRows::numbers(args));
@@ -148,7 +148,7 @@ inline void expand(const paged_update& update, int panel, const float* shrunk, i
   for (int k = 0; k < kRows; ++k) sums[k] = load_floats(out[k]);
   if (update.gains != nullptr) {
     const Floats factors = load_floats(update.gains + panel * 16);
-    const Floats terms = load_floats(update.gains + update.rows + panel * 16);
+    const Floats terms = load_floats(update.gains + (num_panels(update.rows) + panel) * 16);
     for (int k = 0; k < kRows; ++k) sums[k] = fma(sums[k], factors, terms);
   }
   for (int rank = 0; rank < update.rank; rank += kRankTile, w += kRankTile * kVector) {
@@ -188,13 +188,13 @@ struct UpdateInput {
 };
 
 // Normalizes the rows that have an adapter, or copies them if there is no norm.
-inline auto normalize_adapted(Job& job, const AdaptedRows& adapted, const float* stream, const paged_layer& layer,
-                              const float* norm, const float* bias, float* normed) {
-  const int hidden = layer.qkv[0].cols;
+inline auto normalize_adapted(Job& job, const AdaptedRows& adapted, const paged_decoder_args& args,
+                              const paged_layer& layer, const float* norm, const float* bias, float* normed) {
+  const int hidden = args.hidden_size;
   return job.phase(adapted.count(), row_cost(hidden),
-                   [&adapted, &layer, stream, hidden, norm, bias, normed](int64_t first, int64_t last, int) {
+                   [&adapted, &args, &layer, hidden, norm, bias, normed](int64_t first, int64_t last, int) {
                      for (int64_t place = first; place < last; ++place) {
-                       const float* from = stream + static_cast<int64_t>(adapted.rows[place]) * hidden;
+                       const float* from = args.hidden + static_cast<int64_t>(adapted.rows[place]) * hidden;
                        normalize_into(layer.norm, from, hidden, norm, bias, layer.norm_eps, normed + place * hidden);
                      }
                    });
@@ -209,7 +209,7 @@ inline Task add_updates(Job& job, const AdaptedRows& adapted, int layer, int fir
     int all = 0;
     for (int p = 0; p < num_projections; ++p) {
       const paged_update& update = adapted.update(a, layer, first_projection + p);
-      const int own_blocks = (update.rows / 16 + kUpdatePanels - 1) / kUpdatePanels;
+      const auto own_blocks = static_cast<int>((num_panels(update.rows) + kUpdatePanels - 1) / kUpdatePanels);
       tiles = update.rank / kRankTile > tiles ? update.rank / kRankTile : tiles;
       blocks = own_blocks > blocks ? own_blocks : blocks;
       all += update.rank;
@@ -248,17 +248,25 @@ inline Task add_updates(Job& job, const AdaptedRows& adapted, int layer, int fir
       const int pair = static_cast<int>(item / blocks), block = static_cast<int>(item % blocks) * kUpdatePanels;
       const int a = pair / num_projections, p = pair % num_projections;
       const paged_update& update = adapted.update(a, layer, first_projection + p);
-      const int panels = update.rows / 16;
+      const auto panels = static_cast<int>(num_panels(update.rows));
       const int end = block + kUpdatePanels < panels ? block + kUpdatePanels : panels;
       const float* const from = shrunk + offset(a, p);
       with_numbers(update.dtype, [&](auto numbers) {
         for (int panel = block; panel < end; ++panel) {
+          const int left = update.rows - panel * 16;
           by_row_tiles(adapted.starts[a], adapted.starts[a + 1], [&](auto count, int place) {
-            float* outputs[count.value];
-            for (int k = 0; k < count.value; ++k)
-              outputs[k] = out + adapted.rows[place + k] * out_stride + update.first + panel * 16;
+            alignas(64) float whole[count.value][16];  // of a last panel with fewer columns
+            float *outputs[count.value], *own[count.value];
+            for (int k = 0; k < count.value; ++k) {
+              own[k] = outputs[k] = out + adapted.rows[place + k] * out_stride + update.first + panel * 16;
+              if (left >= 16) continue;
+              outputs[k] = whole[k];
+              std::copy_n(own[k], left, whole[k]);
+              std::fill(whole[k] + left, whole[k] + 16, 0.0f);
+            }
             expand<count.value, decltype(numbers)>(update, panel, from + static_cast<int64_t>(place) * ranks, ranks,
                                                    outputs);
+            for (int k = 0; k < count.value && left < 16; ++k) std::copy_n(whole[k], left, own[k]);
           });
         }
       });

@@ -9,7 +9,7 @@
 #include "activations.h"
 #include "functions.h"
 #include "linear.h"
-#include "recurrent.h"
+#include "pool.h"
 
 namespace paged {
 namespace {
@@ -117,6 +117,18 @@ inline void gate_columns_of(const paged_mamba2_args& args, int64_t token, int64_
 
 // Cost of a token and head, in byte multiply-adds (pool.h): some 1 us at 64 columns of 128 rows.
 inline int64_t scan_cost(const paged_mamba2_args& args) { return int64_t{30} * args.state_size * args.head_dim; }
+
+// Computes all rows of a step.
+inline Task scan(Job& job, const paged_mamba2_args args) {
+  const int64_t heads = args.heads, rows = args.rows.num_rows, tokens = args.rows.first_tokens[rows];
+  co_await job.phase(rows * heads, tokens * scan_cost(args) / rows, [&](int64_t first, int64_t last, int) {
+    for (int64_t i = first; i < last; ++i) scan_head(args, i / heads, static_cast<int>(i % heads));
+  });
+  const int64_t parts = heads * args.head_dim / args.norm_size;
+  co_await job.phase(tokens * parts, 3 * row_cost(args.norm_size), [&](int64_t first, int64_t last, int) {
+    for (int64_t i = first; i < last; ++i) gate_columns_of(args, i / parts, i % parts * args.norm_size);
+  });
+}
 
 }  // namespace
 }  // namespace paged

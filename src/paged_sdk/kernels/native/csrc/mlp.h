@@ -23,6 +23,25 @@ inline Task prepare_normed(Job& job, const Step& step, const paged_layer& layer,
   co_await prepare_rows(job, weight, {normed, hidden, PAGED_FLOAT32}, nullptr, 0.0f, out);
 }
 
+// Multiplies the normalized rows of the stream, which may be prepared already, and adds the adapters' updates of
+// `num_updates` projections.
+inline Task project_normed(Job& job, const Step& step, int index, int projection, int num_updates,
+                           const paged_weight* weights, int num_weights, bool is_prepared, float* const to) {
+  const paged_decoder_args& args = step.args;
+  const paged_layer& layer = args.layers[index];
+  const int64_t width = projected_width(layer);
+  const AdapterScratch& own = step.scratch.adapters;
+  const Operand normed = Operand::at(step.scratch.activations, weights[0], args.num_rows);
+  if (!is_prepared)
+    co_await prepare_normed(job, step, layer, weights[0], layer.attention_norm, layer.attention_norm_bias, normed);
+  co_await multiply(job, weights, num_weights, normed, plain_output(to, width), step.sums);
+  if (!step.adapted.change(index, projection, num_updates)) co_return;
+  co_await normalize_adapted(job, step.adapted, args, layer, layer.attention_norm, layer.attention_norm_bias,
+                             own.normed);
+  co_await add_updates(job, step.adapted, index, projection, num_updates,
+                       {own.normed, args.hidden_size, args.hidden_size, true}, to, width, own.shrunk);
+}
+
 // Multiplies into the residual stream or a buffer, and adds the adapters' updates.
 inline Task multiply_adapted(Job& job, const Step& step, int index, int projection, const paged_weight& weight,
                              const Operand rows, const UpdateInput x, const Output out) {
@@ -58,7 +77,7 @@ inline Task run_adapted_mlp(Job& job, const Step& step, int index, const MlpEnds
   co_await prepare_normed(job, step, layer, first, ends.norm, ends.bias, mlp_input);
   co_await multiply(job, &first, count, mlp_input, plain_output(own.gate_up, width), step.sums);
   if (step.adapted.change(index, first_projection, count)) {
-    co_await normalize_adapted(job, step.adapted, args.hidden, layer, ends.norm, ends.bias, own.normed);
+    co_await normalize_adapted(job, step.adapted, args, layer, ends.norm, ends.bias, own.normed);
     co_await add_updates(job, step.adapted, index, first_projection, count, {own.normed, hidden, hidden, true},
                          own.gate_up, width, own.shrunk);
   }

@@ -70,6 +70,27 @@ inline void rotate_neighbours(float* head, const float* cosines, const float* si
   }
 }
 
+// Rotates one head, of the step's row `row`.
+inline void rotate(const paged_rope& rope, float* head, int64_t row) {
+  const float *const cosines = rope.cosines + row * rope.half, *const sines = rope.sines + row * rope.half;
+  if (rope.interleaved != 0) {
+    rotate_neighbours(head, cosines, sines, rope.half);
+  } else {
+    rotate_head(head, cosines, sines, rope.half);
+  }
+}
+
+// Moves a row's gates from behind each head's query to the row's end.
+inline void move_gates(const paged_heads& heads, float* row, float* spare) {
+  const int size = heads.head_dim, queries = heads.num_heads * size, others = 2 * heads.num_kv_heads * size;
+  for (int h = 0; h < heads.num_heads; ++h) {
+    __builtin_memcpy(spare + h * size, row + (2 * h + 1) * size, sizeof(float) * size);
+    __builtin_memmove(row + h * size, row + 2 * h * size, sizeof(float) * size);
+  }
+  __builtin_memmove(row + queries, row + 2 * queries, sizeof(float) * others);
+  __builtin_memcpy(row + queries + others, spare, sizeof(float) * queries);
+}
+
 // Stores one vector in the cache's dtype. Codes also have scales.
 inline void store_vector(const float* vector, int size, int32_t dtype, void* data, void* scales, int64_t index) {
   if (dtype == PAGED_FLOAT32) {
@@ -101,9 +122,7 @@ inline int position_of(const paged_batch& batch, int64_t token) {
 // is that of the step's row `rotated`.
 inline void place_token(const Placement& placement, float* row, int64_t token, int64_t rotated) {
   const paged_heads& heads = placement.heads;
-  const int size = heads.head_dim, half = placement.rope.half;
-  const float* cosines = placement.rope.cosines + rotated * half;
-  const float* sines = placement.rope.sines + rotated * half;
+  const int size = heads.head_dim;
   const paged_layer& layer = placement.layer;
   const bool has_keys = layer.shares_keys == 0;
   const int num_keys = has_keys ? heads.num_kv_heads : 0;
@@ -122,13 +141,7 @@ inline void place_token(const Placement& placement, float* row, int64_t token, i
     const Floats scale = broadcast(placement.rope.query_scales[rotated]);
     for (int c = 0; c < heads.num_heads * size; c += 16) store_floats(row + c, mul(load_floats(row + c), scale));
   }
-  for (int h = 0; h < heads.num_heads + num_keys; ++h) {
-    if (placement.rope.interleaved != 0) {
-      rotate_neighbours(row + h * size, cosines, sines, half);
-    } else {
-      rotate_head(row + h * size, cosines, sines, half);
-    }
-  }
+  for (int h = 0; h < heads.num_heads + num_keys; ++h) rotate(placement.rope, row + h * size, rotated);
   if (layer.norms_last != 0) normalize_queries_and_keys(layer, row, keys, num_keys);
   if (placement.cache.key_factors != nullptr)
     change_basis(placement.cache.key_factors, heads.num_kv_heads, heads.num_heads / heads.num_kv_heads, size, row,

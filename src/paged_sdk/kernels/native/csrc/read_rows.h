@@ -8,6 +8,8 @@ namespace {
 
 inline int query_width(const paged_heads& heads) { return heads.num_heads * heads.head_dim; }
 inline bool is_latent(const paged_layer& layer) { return layer.latent.down.data != nullptr; }
+inline bool is_recurrent(const paged_layer& layer) { return layer.recurrent.conv.weight != nullptr; }
+inline bool has_mixer(const paged_layer& layer) { return layer.qkv[0].data != nullptr; }
 inline int latent_query_dim(const paged_latent& latent) { return latent.nope_dim + latent.rope_dim; }
 // Elements of the vector that queries are projected from; 0: they are projected from the stream.
 inline int query_rank(const paged_latent& latent) { return latent.query_up.data == nullptr ? 0 : latent.query_up.cols; }
@@ -17,12 +19,24 @@ inline int query_width(const paged_layer& layer) {
   return is_latent(layer) ? layer.heads.num_heads * latent_query_dim(layer.latent) : query_width(layer.heads);
 }
 inline int attended_width(const paged_layer& layer) {
+  const paged_recurrent& recurrent = layer.recurrent;
+  if (recurrent.delta.rate != nullptr) return recurrent.delta.value_heads * recurrent.delta.value_dim;
+  if (recurrent.scan.rate != nullptr) return recurrent.scan.heads * recurrent.scan.head_dim;
+  if (is_recurrent(layer)) return recurrent.conv.channels;
   return is_latent(layer) ? layer.heads.num_heads * layer.latent.value_dim : query_width(layer.heads);
 }
-// A projected row begins with its queries. With latent attention, what they are projected from follows, then the key
+// Rows of several matrices.
+inline int64_t total_rows(const paged_weight* weights, int count) {
+  int64_t rows = 0;
+  for (int i = 0; i < count; ++i) rows += weights[i].rows;
+  return rows;
+}
+// A projected row of a recurrent layer has what qkv project to, then rates. Others begin with queries. With latent attention, what they are projected from follows, then the key
 // that is kept: its rotated elements and the latent vector, behind which the product leaves the former.
 inline int64_t projected_width(const paged_layer& layer) {
   const paged_heads& heads = layer.heads;
+  if (is_recurrent(layer))
+    return total_rows(layer.qkv, layer.num_qkv) + total_rows(layer.recurrent.rates, layer.recurrent.num_rates);
   if (is_latent(layer))
     return query_width(layer) + query_rank(layer.latent) + heads.head_dim + layer.latent.rope_dim;
   const int queries = query_width(heads), keys = layer.shares_keys != 0 ? 0 : heads.num_kv_heads * heads.head_dim;
@@ -47,17 +61,22 @@ inline int64_t row_read(const paged_decoder_args& args, int seq, int64_t index) 
   return args.batch.cu_seqlens_q[seq + 1] - args.cu_seqlens_read[seq + 1] + index;
 }
 
-// Copies the residual stream of the rows that are read to `read`, and moves their queries to the front, with gates if
-// there are any, unless they have none yet.
-inline void gather_read(const paged_decoder_args& args, const paged_layer& layer, int hidden, float* projected,
-                        float* read, int32_t* original_rows) {
-  const int64_t width = projected_width(layer), moved = layer.gates != 0 ? width : query_width(layer);
+// The first columns of each row.
+struct Columns {
+  float* data;  // null: none
+  int64_t stride, count;
+};
+
+// Copies the residual stream of the rows that are read to `read`, and moves some of their columns to the front.
+inline void gather_read(const paged_decoder_args& args, const Columns columns, float* read, int32_t* original_rows) {
+  const int64_t hidden = args.hidden_size;
   for (int s = 0; s < args.batch.num_seqs; ++s) {
     for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i) {
       const int64_t row = row_read(args, s, i);
       __builtin_memcpy(read + i * hidden, args.hidden + row * hidden, sizeof(float) * hidden);
-      if (projected != nullptr)
-        __builtin_memmove(projected + i * width, projected + row * width, sizeof(float) * moved);
+      if (columns.data != nullptr)
+        __builtin_memmove(columns.data + i * columns.stride, columns.data + row * columns.stride,
+                          sizeof(float) * columns.count);
       original_rows[i] = static_cast<int32_t>(row);
     }
   }
@@ -71,7 +90,8 @@ inline void gather_adapters(const paged_decoder_args& args, int32_t* out) {
 }
 
 // Copies the residual stream back.
-inline void scatter_read(const paged_decoder_args& args, int hidden, const float* read) {
+inline void scatter_read(const paged_decoder_args& args, const float* read) {
+  const int64_t hidden = args.hidden_size;
   for (int s = 0; s < args.batch.num_seqs; ++s) {
     for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i)
       __builtin_memcpy(args.hidden + row_read(args, s, i) * hidden, read + i * hidden, sizeof(float) * hidden);

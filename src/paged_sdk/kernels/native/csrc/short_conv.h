@@ -7,6 +7,7 @@
 #include "activations.h"
 #include "functions.h"
 #include "linear.h"
+#include "pool.h"
 
 namespace paged {
 namespace {
@@ -29,8 +30,8 @@ inline void convolve_row(const paged_short_conv_args& args, int64_t row, int fir
   const int taps = args.taps, kept = taps - 1, channels = args.channels, dtype = args.dtype;
   const int count = std::min(kConvChannels, channels - first);
   const Matrix x{args.x, args.x_stride, dtype}, gate_in{args.gate_in, args.x_stride, dtype},
-      gate_out{args.gate_out, args.x_stride, dtype}, earlier{args.pool, channels, dtype};
-  const Output out{args.out, channels, dtype, {}}, later{args.pool, channels, dtype, {}};
+      gate_out{args.gate_out, args.x_stride, dtype}, earlier{args.pool, channels, args.pool_dtype};
+  const Output out{args.out, args.out_stride, dtype, {}}, later{args.pool, channels, args.pool_dtype, {}};
   const int64_t state = args.rows.slots[row] * kept;
   for (int p = 0; p < kept; ++p)
     for (int c = 0; c < count; c += 16)
@@ -44,6 +45,8 @@ inline void convolve_row(const paged_short_conv_args& args, int64_t row, int fir
       const int col = first + c;
       Floats v = x.load(begin + t, col);
       if (args.gate_in != nullptr) v = rounded_to(dtype, mul(gate_in.load(begin + t, col), v));
+      // Later steps find what the pool holds, whichever tokens they begin with.
+      v = rounded_to(args.pool_dtype, v);
       store_floats(newest + c, v);
       Floats sum = zero_floats();
       for (int k = 0; k < taps; ++k)
@@ -57,6 +60,16 @@ inline void convolve_row(const paged_short_conv_args& args, int64_t row, int fir
   for (int p = 0; p < kept; ++p)
     for (int c = 0; c < count; c += 16)
       later.store(state + p, first + c, load_floats(inputs[(length + p) % taps] + c));
+}
+
+// Computes all rows of a step.
+inline Task convolve(Job& job, const paged_short_conv_args args) {
+  const int64_t parts = (args.channels + kConvChannels - 1) / kConvChannels, rows = args.rows.num_rows;
+  const int64_t tokens = args.rows.first_tokens[rows];
+  const int64_t cost = tokens * row_cost(args.channels) / (rows * parts);
+  co_await job.phase(rows * parts, cost, [&](int64_t first, int64_t last, int) {
+    for (int64_t i = first; i < last; ++i) convolve_row(args, i / parts, i % parts * kConvChannels);
+  });
 }
 
 }  // namespace
