@@ -8,6 +8,7 @@ import functools
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -24,6 +25,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedd
 from native_weights import needs_library, workspace
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.contiguous import ContiguousBackend
+from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.no_attention import NoAttention
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
@@ -38,8 +40,10 @@ from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.any_model import plan_model
+from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import read_config
+from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.fusible import why_not_fused
 from paged_sdk.models.loading import load_model
 from paged_sdk.quant.policy import WeightPolicy
@@ -195,21 +199,21 @@ def reference_scores(reference: PreTrainedModel) -> Tensor:
 def backend_of(
     model: DecoderModel, cache_type: PagedCacheType | None = None, workspace: Workspace | None = None
 ) -> StatefulBackend:
-    """Make memory for four texts: contiguous KV, or a pool. With a workspace, recurrent layers run natively."""
+    """Make memory for four texts: contiguous KV, or a pool. With a workspace, recurrent layers and attention over a pool
+    run natively.
+    """
     attending = model.config.of_layers(model.config.attention_layers)
     inner: AttentionBackend = ContiguousBackend(attending, dtype=model.dtype, device=CPU)
     if not model.config.attention_layers:
         inner = NoAttention()
     elif cache_type is not None:
-        inner = PagedBackend(
-            attending, PoolSettings(block_size=16, dtype=model.dtype, device=CPU, cache_type=cache_type), 64
-        )
+        settings = PoolSettings(block_size=16, dtype=model.dtype, device=CPU, cache_type=cache_type)
+        native = None if workspace is None else partial(NativePagedBackend, workspace=workspace)
+        inner = (native or PagedBackend)(attending, settings, 64)
     return StatefulBackend(inner, model.config, num_slots=4, dtype=model.dtype, device=CPU, workspace=workspace)
 
 
-def step(
-    model: DecoderModel, backend: AttentionBackend, rows: Sequence[tuple[Sequence[int], int, int]]
-) -> list[Tensor]:
+def step(model: CausalModel, backend: AttentionBackend, rows: Sequence[tuple[Sequence[int], int, int]]) -> list[Tensor]:
     """Run one step.
 
     :param rows: per row its new tokens, how many came before, and its slot
@@ -369,14 +373,95 @@ def test_kv_is_kept_of_layers_with_attention_alone() -> None:
     assert backend_of(model).state_bytes == 4 * 3 * 2 * 64 * 4  # slots, layers, kept inputs, channels, bytes
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-def test_why_layers_are_not_fused(family: str) -> None:
-    """Whatever keeps the keys of its other layers, and if there are none."""
-    _, model = models(family)
-    reason = "the native decoder has no recurrent layers"
-    assert why_not_fused(model, backend_of(model)) == reason
+FUSED: Final[dict[str, dict[str, Any]]] = {
+    **{name: config for name, config in NATIVE.items() if not name.startswith("falcon_h1")},
+    **{
+        name: CONFIGS[name]
+        for name in (
+            *("lfm2_moe", "granitemoehybrid with positions and biases", "granitemoehybrid with experts"),
+            *("bamba", "nemotron_h with experts"),
+        )
+    },
+    "qwen3_5_moe_text": _DELTA | _SHARED | {"linear_value_head_dim": 32},
+}
+"""Models whose layers run in one native call."""
+
+
+def in_one_call(
+    reference: PreTrainedModel, *, dtype: torch.dtype = torch.float32, num_threads: int = 1, isq: IsqType | None = None
+) -> tuple[FusedDecoderModel, StatefulBackend]:
+    own = workspace(num_threads=num_threads)
+    model = ours(reference, dtype=dtype, policy=WeightPolicy(workspace=own, isq=isq))
+    backend = backend_of(model, PagedCacheType.AUTO, own)
+    fused = fuse(model, backend, BuildSettings(batch_invariance=True))
+    assert isinstance(fused, FusedDecoderModel)
+    return fused, backend
+
+
+def in_chunks(model: CausalModel, backend: StatefulBackend, other: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the logits of the prompt and of another one, which are computed in chunks beside each other in slots that
+    hold NaN.
+    """
+    for states in backend._states.values():
+        for state in states:
+            state.fill_(torch.nan)
+    parts, of_other = list[Tensor](), list[Tensor]()
+    for (first, last), (begin, end) in zip(
+        [(0, 40), (40, 41), (41, 42), (42, 150)], [(0, 2), (2, 70), (70, 71), (71, 90)], strict=True
+    ):
+        each, own = step(model, backend, [(other[begin:end], begin, 3), (PROMPT[first:last], first, 1)])
+        of_other.append(each)
+        parts.append(own)
+    return torch.cat(parts), torch.cat(of_other)
+
+
+@needs_library
+@pytest.mark.parametrize("family", FUSED)
+def test_layers_in_one_call_compute_the_same(family: str) -> None:
+    """The judge is the model in float64, whose operations the tests above compare with transformers."""
+    reference, other = reference_model(family, FUSED[family]), random_prompt(90, seed=3)
+    exact = ours(reference, dtype=torch.float64)
+    expected, alone = (step(exact, backend_of(exact), [(prompt, 0, 0)])[0] for prompt in (PROMPT, other))
+    model, backend = in_one_call(reference)
+    with unused_torch_layers():
+        (whole,) = step(model, backend, [(PROMPT, 0, 1)])
+        got, got_other = in_chunks(model, backend, other)
+    assert (whole - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert torch.equal(got, whole)
+    assert (got_other - alone).abs().max() < 1e-4 * alone.abs().max()
+
+
+@needs_library
+@pytest.mark.parametrize("isq", [None, IsqType.Q8_0], ids=["bfloat16", "quantized"])
+@pytest.mark.parametrize("family", FUSED)
+def test_results_depend_on_no_neighbour_chunk_or_thread(family: str, isq: IsqType | None) -> None:
+    """Bit for bit, in bfloat16, which the states of convolutions have too."""
+    reference, other = reference_model(family, FUSED[family]), random_prompt(90, seed=3)
+    model, backend = in_one_call(reference, dtype=torch.bfloat16, isq=isq)
+    (whole,), (alone,) = (step(model, backend, [(prompt, 0, 0)]) for prompt in (PROMPT, other))
+    threads, shared = in_one_call(reference, dtype=torch.bfloat16, isq=isq, num_threads=3)
+    got, got_other = in_chunks(threads, shared, other)
+    assert torch.equal(got, whole)
+    assert torch.equal(got_other, alone)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        *((name, "no recurrent layers beside attention") for name in CONFIGS if name.startswith("falcon_h1")),
+        ("mamba2", "no models without attention"),
+        ("qwen3_5_text", "its recurrent layers have no native kernel"),  # values of 8 numbers
+        ("nemotron_h with experts of latent vectors", "does not know latent_size = 32"),
+    ],
+)
+def test_why_layers_are_not_fused(family: str, reason: str) -> None:
+    own = workspace()
+    model = ours(models(family)[0], policy=WeightPolicy(workspace=own))
+    backend = backend_of(model, PagedCacheType.AUTO, own)
+    assert reason in (why_not_fused(model, backend) or "")
     with pytest.raises(ConfigError, match=f"with_batch_invariance = True .*{reason}"):
-        fuse(model, backend_of(model, PagedCacheType.AUTO), BuildSettings(batch_invariance=True))
+        fuse(model, backend, BuildSettings(batch_invariance=True))
 
 
 @pytest.mark.parametrize(
