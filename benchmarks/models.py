@@ -20,6 +20,7 @@ from attrs import frozen
 
 from benchmarks.paths import cache_directory
 from benchmarks.protocol import Format
+from benchmarks.random_hybrid import SHAPES, write_random_hybrid
 
 if TYPE_CHECKING:
     from benchmarks.random_gguf import RandomModel
@@ -50,7 +51,8 @@ GEMMA: Final = "gemma3-270m"
 RANDOM_QWEN: Final = "qwen1.5b-random"
 RANDOM_LLAMA: Final = "llama-8b-random"
 MIXTURE: Final = "qwen3-moe-random"
-MODELS: Final = ("smollm2", "qwen1.5b", GEMMA, RANDOM_QWEN, RANDOM_LLAMA, MIXTURE)
+HYBRIDS: Final = {f"{shape}-random": shape for shape in SHAPES}
+MODELS: Final = ("smollm2", "qwen1.5b", GEMMA, RANDOM_QWEN, RANDOM_LLAMA, MIXTURE, *HYBRIDS)
 """Names of the models that are quantized GGUF files."""
 
 _DTYPES: Final = {"-bf16": "bfloat16", "-f16": "float16"}
@@ -127,6 +129,8 @@ def model_path(name: str) -> Path:
             from benchmarks.random_mixture import random_mixture
 
             return _random("qwen3-moe", random_mixture)
+        case _ if name in HYBRIDS:
+            return _hybrid(HYBRIDS[name])
         case _:
             path = Path(name)
             if not path.is_file():
@@ -153,6 +157,15 @@ def _random(name: str, describe: Callable[[], RandomModel]) -> Path:
     if not path.exists():
         with _replacing(path) as unfinished:
             describe().write_q4_k_m(unfinished, model_path("smollm2"))
+    return path
+
+
+def _hybrid(shape: str) -> Path:
+    """Return a random model with recurrent layers in Q4_K_M."""
+    path = cache_directory("models") / f"random-{shape}-Q4_K_M.gguf"
+    if not path.exists():
+        with _replacing(path) as unfinished:
+            write_random_hybrid(shape, unfinished, model_path("smollm2"))
     return path
 
 

@@ -1,7 +1,7 @@
 """Compare three ways to run models with recurrent layers: all layers in one native call; one operation at a time, with
 the native kernels of recurrent layers; and the same with torch operations in their place.
 
-python -m benchmarks.recurrent_speed --shape lfm2
+python -m benchmarks.recurrent_speed --shape lfm2-350m
 
 The models have random weights, quantized while loading. The ways take turns; products and attention run natively in all
 of them.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 import torch
@@ -23,6 +22,7 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.random_hybrid import SHAPES, config_of
 from paged_sdk import IsqType
 from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
@@ -39,57 +39,6 @@ from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.system.processors import usable_processors
 from paged_sdk.types.step import StepRow
 
-__all__ = ["SHAPES"]
-
-_ATTENDING: Final = (2, 5, 8, 10, 12, 14)
-SHAPES: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
-    {
-        "lfm2": {  # LFM2-350M
-            "model_type": "lfm2",
-            "hidden_size": 1024,
-            "intermediate_size": 6656,
-            "num_hidden_layers": 16,
-            "layer_types": ["full_attention" if layer in _ATTENDING else "conv" for layer in range(16)],
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "vocab_size": 65_536,
-        },
-        "qwen3.5": {  # Qwen3.5-0.8B, with a smaller vocabulary
-            "model_type": "qwen3_5_text",
-            "hidden_size": 1024,
-            "intermediate_size": 3584,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 256,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 16,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "tie_word_embeddings": True,
-            "vocab_size": 65_536,
-        },
-        "granite-4.0-h-350m": {  # with a smaller vocabulary
-            "model_type": "granitemoehybrid",
-            "hidden_size": 768,
-            "num_hidden_layers": 32,
-            "layer_types": [
-                "full_attention" if layer in (10, 13, 17, 27) else "linear_attention" for layer in range(32)
-            ],
-            "num_attention_heads": 12,
-            "num_key_value_heads": 4,
-            "num_local_experts": 0,
-            "shared_intermediate_size": 2048,
-            "mamba_n_heads": 48,
-            "mamba_d_head": 32,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 128,
-            "position_embedding_type": "nope",
-            "tie_word_embeddings": True,
-            "vocab_size": 65_536,
-        },
-    }
-)
 _BLOCK: Final = 32
 _CONTEXT: Final = 1024
 """Tokens of each stream's part of the KV cache."""
@@ -122,7 +71,7 @@ class _RandomSource:
 
 
 def _model(shape: str, isq: IsqType, workspace: Workspace) -> DecoderModel:
-    config = AutoConfig.for_model(**SHAPES[shape])
+    config = AutoConfig.for_model(**config_of(shape))
     auto_model: Any = AutoModelForCausalLM
     with torch.device("meta"):
         reference = auto_model.from_config(config)
@@ -200,7 +149,7 @@ def _turns(steppers: Sequence[_Stepper], step: tuple[int, int, int], rounds: int
 
 
 def main(
-    shape: Annotated[str, typer.Option(help=f"{', '.join(SHAPES)}")] = "lfm2",
+    shape: Annotated[str, typer.Option(help=f"{', '.join(SHAPES)}")] = "lfm2-350m",
     isq: Annotated[IsqType, typer.Option(help="type of the weights")] = IsqType.Q4K,
     streams: Annotated[str, typer.Option(help="numbers of streams that decode, with commas")] = "1,8",
     prompt: Annotated[int, typer.Option(help="tokens of a prefill")] = 500,

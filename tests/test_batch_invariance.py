@@ -5,7 +5,7 @@ arithmetic for every row count it depends on nothing around it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -17,10 +17,12 @@ from adapter_files import write_adapter
 from arrivals import gather
 from paged_sdk import ConfigError, GgufModelBuilder, IsqType, Model, SamplingParams, TextModelBuilder
 from paged_sdk.kernels.native.library import why_not
+from test_recurrent_models import CONFIGS
 
 pytestmark = pytest.mark.anyio
 
 NUM_TOKENS = 5
+RECURRENT: Final = {name: CONFIGS[name] for name in ("lfm2", "qwen3_5_text", "granitemoehybrid", "nemotron_h")}
 
 
 @pytest.fixture
@@ -73,6 +75,16 @@ async def test_the_same_logits_of_experts_beside_an_mlp(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
     file = tiny.make_other_checkpoint("qwen2_moe", tmp_path, **sizes, shared_expert_intermediate_size=64)
     await assert_invariant(TextModelBuilder(file).with_force_cpu().with_isq(IsqType.Q8_0))
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
+@pytest.mark.parametrize("isq", [None, IsqType.Q8_0], ids=["bfloat16", "quantized"])
+@pytest.mark.parametrize(
+    "family", ["lfm2", *(pytest.param(name, marks=pytest.mark.long) for name in RECURRENT if name != "lfm2")]
+)
+async def test_the_same_logits_of_recurrent_layers(family: str, isq: IsqType | None, tmp_path: Path) -> None:
+    builder = TextModelBuilder(tiny.make_other_checkpoint(family, tmp_path, **RECURRENT[family])).with_force_cpu()
+    await assert_invariant(builder if isq is None else builder.with_isq(isq))
 
 
 @pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")

@@ -111,6 +111,5 @@ async def test_they_are_on_one_device(checkpoint: Path, monkeypatch: pytest.Monk
         await builder_of(checkpoint).with_device("cpu").with_topology(topology).build()
 
 
-async def test_batch_invariance_is_refused_by_what_the_model_has(checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match=r"with_batch_invariance = True .*no layers without attention"):
-        await builder_of(checkpoint).with_batch_invariance().build()
+async def test_texts_depend_on_no_batch(checkpoint: Path, expected: list[list[int]]) -> None:
+    await check_texts(builder_of(checkpoint).with_batch_invariance(), expected)

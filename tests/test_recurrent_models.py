@@ -98,7 +98,6 @@ REFUSED: Final[tuple[tuple[Any, str], ...]] = (
     (lambda builder: builder.without_paged_attn().with_prefix_cache_n(4), "with_prefix_cache_n"),
     (lambda builder: builder.with_prefix_cache_dir("never_made"), "with_prefix_cache_dir"),
     (lambda builder: builder.with_tensor_parallel(2), "with_tensor_parallel"),
-    (lambda builder: builder.with_batch_invariance(), "with_batch_invariance"),
 )
 """Settings that do not go together with recurrent layers, and how errors name them."""
 
@@ -432,6 +431,14 @@ async def test_what_is_refused_without_attention(mamba2: Path, change: Any, sett
     with pytest.raises(ConfigError, match="recurrent layers") as refused:
         await change(builder_of(mamba2)).build()
     assert refused.value.setting == setting
+
+
+async def test_batch_invariance_needs_layers_in_one_call(mamba2: Path, tmp_path: Path) -> None:
+    falcon_h1 = make_other_checkpoint("falcon_h1", tmp_path, **CONFIGS["falcon_h1"])
+    for path, reason in ((mamba2, "no models without attention"), (falcon_h1, "no recurrent layers beside attention")):
+        with pytest.raises(ConfigError, match=reason) as refused:
+            await builder_of(path).with_batch_invariance().build()
+        assert refused.value.setting == "with_batch_invariance"
 
 
 async def test_states_alone_are_a_prefix_cache(mamba2: Path) -> None:

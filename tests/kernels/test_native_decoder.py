@@ -60,6 +60,16 @@ def empty_cache(shape: AttentionShape, dtype: torch.dtype) -> LayerCache:
     return LayerCache(key, value, k_scale, v_scale)
 
 
+def shape_of(layer: DecoderLayer) -> AttentionShape:
+    assert layer.shape is not None
+    return layer.shape
+
+
+def cache_of(layer: DecoderLayer) -> LayerCache:
+    assert layer.cache is not None
+    return layer.cache
+
+
 def quantized(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Quantize to a dtype of codes."""
     return quantize_q4(vectors) if dtype == torch.uint8 else quantize_f8e4m3(vectors)
@@ -365,11 +375,11 @@ def test_rows_that_are_read_are_computed_as_all_are(
     firsts = batch.cu_seqlens_q.tolist()
 
     def run(read: Sequence[int] | None) -> tuple[Tensor, list[LayerCache]]:
-        layers = [evolve(layer, shape=evolve(layer.shape, precision=precision)) for layer in stack.fresh()]
+        layers = [evolve(layer, shape=evolve(shape_of(layer), precision=precision)) for layer in stack.fresh()]
         decoder = NativeDecoder(workspace(isa, 2), layers)
         cu_seqlens_read = None if read is None else cumulated(torch.tensor(read))
         hidden = decoder(prompt.hidden.clone(), prompt.ropes, slots, batch, cu_seqlens_read)
-        return hidden, [layer.cache for layer in layers]
+        return hidden, [cache_of(layer) for layer in layers]
 
     (whole, whole_caches), (before, _) = run(None), run((0, 0, 0))
     for read in ((1, 0, 3), (0, 0, 0), (30, 8, 7), (0, 8, 1), (12, 8, 0), (29, 8, 7)):
@@ -441,9 +451,9 @@ def test_cached_values_are_the_references(isa: str, dtype: torch.dtype) -> None:
     other = Stack(fused=True, parts=QWEN, dtype=torch.float32)
     for each in (stack, other):
         prompt.run(NativeDecoder(workspace(isa), each.layers), [45])
-    exact = other.layers[0].cache
+    exact = cache_of(other.layers[0])
     keys, values = (pages.flatten(0, 1)[prompt.slots] for pages in (exact.key, exact.value))
-    check_stored(stack.layers[0].cache, prompt.slots, keys, values)
+    check_stored(cache_of(stack.layers[0]), prompt.slots, keys, values)
 
 
 @every_level
@@ -462,9 +472,9 @@ def test_keys_and_values_in_a_basis_of_their_own(isa: str, dtype: torch.dtype) -
         changed.append(evolve(layer, cache=cache))
     expected = prompt.run(NativeDecoder(workspace(isa, 2), own), [45])
     got = prompt.run(NativeDecoder(workspace(isa, 2), changed), [30, 1, 14])
-    cache = changed[0].cache
-    keys = basis.keys(own[0].cache.key.flatten(0, 1)[prompt.slots])
-    values = basis.values(own[0].cache.value.flatten(0, 1)[prompt.slots])
+    cache, plain = cache_of(changed[0]), cache_of(own[0])
+    keys = basis.keys(plain.key.flatten(0, 1)[prompt.slots])
+    values = basis.values(plain.value.flatten(0, 1)[prompt.slots])
     if offsets is None:
         assert torch.equal(cache.key.flatten(0, 1)[prompt.slots], keys)
         assert torch.equal(cache.value.flatten(0, 1)[prompt.slots], values)
@@ -547,7 +557,7 @@ class Tokens:
         decoder = NativeDecoder(workspace(isa, 2), [layer], turns=() if turned is None else turned[:1])
         ropes = [(self._angles.cos(), self._angles.sin())] if turned is None else turned[1]
         decoder(torch.zeros(9, hidden), ropes, self.slots, batch)
-        return layer.cache
+        return cache_of(layer)
 
     def _weight(self, rows: int, cols: int) -> Projection:
         return Projection(random_weight(2, rows, cols, self._generator)[0])
@@ -750,6 +760,7 @@ def test_what_does_not_fit_is_refused() -> None:
     layer = stack.layers[0]
     query, *key_and_value = layer.qkv
     assert layer.gate is not None
+    assert layer.output is not None
     hadamard_gate, hadamard_query = (Projection(each.weight.hadamard_form()) for each in (layer.gate, query))
     for change in (
         {"output": layer.gate},

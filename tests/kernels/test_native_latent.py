@@ -363,7 +363,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for others, said in (
         ({"qkv": (layer.qkv[0],) * 3}, "one weight, with latent attention"),
         ({"gates": "apart", "clip": 1.0}, "None, with gates and clip"),
-        ({"shape": evolve(layer.shape, window=4)}, "no window"),
+        ({"shape": evolve(LatentStack(NARROW_VALUES).shape, window=4)}, "no window"),
     ):
         with pytest.raises(ConfigError, match=said):
             evolve(layer, **others)

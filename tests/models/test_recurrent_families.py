@@ -199,8 +199,8 @@ def reference_scores(reference: PreTrainedModel) -> Tensor:
 def backend_of(
     model: DecoderModel, cache_type: PagedCacheType | None = None, workspace: Workspace | None = None
 ) -> StatefulBackend:
-    """Make memory for four texts: contiguous KV, or a pool. With a workspace, recurrent layers and attention over a pool
-    run natively.
+    """Make memory for four texts: contiguous KV, or a pool. With a workspace, recurrent layers run natively, as
+    does attention over a pool.
     """
     attending = model.config.of_layers(model.config.attention_layers)
     inner: AttentionBackend = ContiguousBackend(attending, dtype=model.dtype, device=CPU)
