@@ -205,7 +205,7 @@ def backend_of(
     attending = model.config.of_layers(model.config.attention_layers)
     inner: AttentionBackend = ContiguousBackend(attending, dtype=model.dtype, device=CPU)
     if not model.config.attention_layers:
-        inner = NoAttention()
+        inner = NoAttention(workspace)
     elif cache_type is not None:
         settings = PoolSettings(block_size=16, dtype=model.dtype, device=CPU, cache_type=cache_type)
         native = None if workspace is None else partial(NativePagedBackend, workspace=workspace)
@@ -379,7 +379,7 @@ FUSED: Final[dict[str, dict[str, Any]]] = {
         name: CONFIGS[name]
         for name in (
             *("lfm2_moe", "granitemoehybrid with positions and biases", "granitemoehybrid with experts"),
-            *("bamba", "nemotron_h with experts"),
+            *("bamba", "nemotron_h with experts", "mamba2"),
         )
     },
     "qwen3_5_moe_text": _DELTA | _SHARED | {"linear_value_head_dim": 32},
@@ -450,7 +450,6 @@ def test_results_depend_on_no_neighbour_chunk_or_thread(family: str, isq: IsqTyp
     ("family", "reason"),
     [
         *((name, "no recurrent layers beside attention") for name in CONFIGS if name.startswith("falcon_h1")),
-        ("mamba2", "no models without attention"),
         ("qwen3_5_text", "its recurrent layers have no native kernel"),  # values of 8 numbers
         ("nemotron_h with experts of latent vectors", "does not know latent_size = 32"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 
 import torch
@@ -17,6 +17,7 @@ from paged_sdk.attention.decompressed import (
 )
 from paged_sdk.attention.in_basis import in_basis
 from paged_sdk.attention.paged import PagedBackend, new_positions
+from paged_sdk.attention.parts_by_form import by_form
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.attention_inputs import LearnedScores, Precision
@@ -25,7 +26,6 @@ from paged_sdk.kernels.latent_heads import LatentHeads
 from paged_sdk.kernels.native.huge_pages import HugePages
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.paged_attention import (
-    MAX_FEW_TOKENS,
     AttentionShape,
     NativeRows,
     VarlenBatch,
@@ -124,7 +124,7 @@ class NativePagedBackend(PagedBackend):
         """See :meth:`AttentionBackend.prepare`."""
         # A new pool hands out blocks in order of id, so all blocks up to the highest id are in use.
         self._huge_pages.follow(max((row.kv_ids[-1] for row in rows), default=0))
-        parts, in_chunks, firsts, num_generating = _by_form(rows, is_bidirectional=self._config.bidirectional)
+        parts, in_chunks, firsts, num_generating = by_form(rows, is_bidirectional=self._config.bidirectional)
         arrays = self._varlen(parts)
         prompts = [] if self._decompressing is None else self._prompts(parts, in_chunks, firsts)
         marks = [prompt is not None for prompt in prompts]
@@ -150,7 +150,7 @@ class NativePagedBackend(PagedBackend):
         self, parts: Sequence[StepRow], in_chunks: Sequence[bool], bidirectional_from: Sequence[int]
     ) -> list[DecompressedRow | None]:
         """Return for each part of the step its place if it attends over decompressed keys, else None: causal prompts do
-        for which it pays. This depends on the number of its tokens in the step, unlike :func:`_by_form`'s choice.
+        for which it pays. This depends on the number of its tokens in the step, unlike :func:`by_form`'s choice.
         """
         latent, first = self._config.latent, 0
         assert latent is not None
@@ -161,63 +161,6 @@ class NativePagedBackend(PagedBackend):
             found.append(DecompressedRow(first, last, self._tensor(self._slots(part, 0))) if pays else None)
             first = last
         return found
-
-
-def _by_form(rows: Sequence[StepRow], *, is_bidirectional: bool) -> tuple[list[StepRow], list[bool], list[int], int]:
-    """Split rows so that only a token's place in its sequence decides by which kernel it is computed.
-
-    The number of tokens that a step computes must not decide: the last token of a prompt is computed alone if the rest
-    is cached, and generated tokens are computed many at a time as drafts or after a preemption.
-
-    :param is_bidirectional: whether attention is bidirectional over the whole sequence
-    :returns: parts, each of prompt tokens or of at most ``MAX_FEW_TOKENS`` generated tokens; for each part, whether its
-        tokens are of a prompt; for each part, the position from which on its tokens see one another bidirectionally, or
-        -1 if attention is causal; and the number of given rows that have generated tokens
-    """
-    parts: list[StepRow] = []
-    in_chunks: list[bool] = []
-    bidirectional_from: list[int] = []
-    num_generating = 0
-    for row in rows:
-        start, end = row.start, row.end
-        if start < row.num_prompt_tokens:
-            first_generated = min(end, row.num_prompt_tokens)
-            whole = (start, first_generated, 0)
-            parts_of_row = [whole] if is_bidirectional else _by_image(row, start, first_generated)
-            for first, end_of_part, seen_by_all in parts_of_row:
-                parts.append(_part(row, first, end_of_part))
-                in_chunks.append(True)
-                bidirectional_from.append(seen_by_all)
-            start = first_generated
-        num_generating += start < end
-        for first in range(start, end, MAX_FEW_TOKENS):
-            parts.append(_part(row, first, min(first + MAX_FEW_TOKENS, end)))
-            in_chunks.append(False)
-            bidirectional_from.append(-1)
-    return parts, in_chunks, bidirectional_from, num_generating
-
-
-def _by_image(row: StepRow, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Split prompt tokens at the start and end of each image whose tokens attend bidirectionally.
-
-    :returns: first and last position (exclusive) of each part, and the first position of its image; -1: no image
-    """
-    for first, last in () if row.media is None else row.media.whole_spans(start, end):
-        if start < first:
-            yield start, first, -1
-        yield max(start, first), last, first
-        start = last
-    if start < end:
-        yield start, end, -1
-
-
-def _part(row: StepRow, start: int, end: int) -> StepRow:
-    """Return the part of a row at positions ``start`` to ``end`` (exclusive)."""
-    if (start, end) == (row.start, row.end):
-        return row
-    token_ids = row.token_ids[start - row.start : end - row.start]
-    num_logits = min(max(row.num_logits - (row.end - end), 0), end - start)
-    return StepRow(row.seq_id, start, token_ids, row.kv_ids, row.num_prompt_tokens, row.kv_version, num_logits)
 
 
 class _NativePagedStep(AttentionStep):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.attention.backend import AttentionBackend, NativePages
+from paged_sdk.attention.parts_by_form import by_form
 from paged_sdk.kernels.attention_inputs import LearnedScores
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.paged_attention import NativeRows, VarlenBatch, cumulated
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
 
@@ -15,11 +19,22 @@ __all__ = ["NoAttention"]
 
 
 class NoAttention(AttentionBackend):
-    """Keeps no keys and values, on any device, paged or not."""
+    """Keeps no keys and values, on any device, paged or not.
+
+    :param workspace: of the native CPU kernels, which compute a step in one call; None: they do not
+    """
+
+    def __init__(self, workspace: Workspace | None = None) -> None:
+        self._pages = None if workspace is None else NativePages(workspace, (), ())
+
+    @property
+    def native_pages(self) -> NativePages | None:
+        """See :attr:`AttentionBackend.native_pages`: there are no pages."""
+        return self._pages
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """See :meth:`AttentionBackend.prepare`: no layer calls the step."""
-        return _NoStep()
+        return _NoStep(None if self._pages is None else _native_rows(rows))
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy nothing."""
@@ -33,7 +48,30 @@ class NoAttention(AttentionBackend):
         return 0
 
 
+def _native_rows(rows: Sequence[StepRow]) -> NativeRows:
+    """Describe rows that have no blocks."""
+    parts, in_chunks, _, num_generating = by_form(rows, is_bidirectional=False)
+    lengths = torch.tensor([part.num_new_tokens for part in parts])
+    batch = VarlenBatch(
+        cu_seqlens_q=cumulated(lengths),
+        block_tables=torch.zeros(len(parts), 0, dtype=torch.int32),
+        context_lens=torch.tensor([part.end for part in parts], dtype=torch.int32),
+        in_chunks=torch.tensor(in_chunks, dtype=torch.uint8) if any(in_chunks) else None,
+    )
+    read = None
+    if any(part.num_logits < part.num_new_tokens for part in parts):
+        read = cumulated(torch.tensor([part.num_logits for part in parts]))
+    return NativeRows(torch.zeros(int(lengths.sum()), dtype=torch.int64), batch, num_generating, read)
+
+
 class _NoStep(AttentionStep):
+    def __init__(self, rows: NativeRows | None) -> None:
+        self._rows = rows
+
+    @property
+    def native_rows(self) -> NativeRows | None:
+        return self._rows
+
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         raise AssertionError(f"layer {layer} has attention, in a model without")
 

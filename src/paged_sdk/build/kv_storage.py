@@ -45,7 +45,8 @@ def make_storage(
     """
     placement, shape = loaded.placement, loaded.model.config
     if not shape.attention_layers:
-        return _states(KvStorage(make=lambda _: NoAttention()), loaded, config, workspace)
+        native = workspace if placement.embedding.type == "cpu" else None
+        return _states(KvStorage(make=lambda _: NoAttention(native)), loaded, config, workspace)
     key_offsets, bases = _of_keys(loaded, config, workspace, check_cancelled)
     setup = AttentionSetup(
         model=shape.of_layers(shape.attention_layers),

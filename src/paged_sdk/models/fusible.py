@@ -129,8 +129,6 @@ def _what_it_has(model: DecoderModel) -> str | None:
     config = model.config
     if config.recurrent_beside:
         return "the native decoder has no recurrent layers beside attention"
-    if not config.attention_layers:
-        return "the native decoder has no models without attention"
     parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
     if (reason := next(filter(None, map(_unknown_setting, parts)), None) or _unknown_kind(model)) is not None:
         return reason

@@ -34,6 +34,7 @@ from paged_sdk.kernels.native.structures import ACTIVATIONS, Decoder, Layer, Rop
 __all__ = ["EmbeddingTable", "NativeDecoder", "Turns"]
 
 _NO_SUCH_ROW: Final = 3
+_ANY_WIDTH: Final = 2**16
 _HEAD_NORMS: Final = MappingProxyType({"shared": 0, "own": 1, "whole": 2})
 _GATES: Final = MappingProxyType({None: 0, "apart": 1, "with queries": 2})
 
@@ -106,10 +107,10 @@ class NativeDecoder:
         inputs = [layer.layer_input for layer in layers if layer.layer_input is not None]
         self._input_columns = max((each.column + each.size for each in inputs), default=0)
         num_ropes = 1 + max(layer.rope for layer in layers)
-        # A rotary embedding may be at most as wide as the smallest heads of the layers that use it.
+        # A rotary embedding may be at most as wide as the smallest heads of the layers that use it, if any do.
         rotated = [(layer.rope, _rotated(layer)) for layer in layers]
         self._widest_ropes = [
-            min((size // 2 for own, size in rotated if own == rope and size is not None), default=0)
+            min((size // 2 for own, size in rotated if own == rope and size is not None), default=_ANY_WIDTH)
             for rope in range(num_ropes)
         ]
         self._kept: list[Tensor | None] = []  # tensors that the C structures point to, apart from the layers' own
