@@ -36,7 +36,6 @@ from paged_sdk import (
     TextModelBuilder,
     TextSpeculativeBuilder,
     Topology,
-    UnsupportedArchitectureError,
     write_gguf,
 )
 from paged_sdk.build.assembly import load_parts
@@ -410,7 +409,7 @@ async def test_kept_states_fit_the_memory(lfm2: Path, caplog: pytest.LogCaptureF
     assert "States of 1 prefixes are kept, not of 10" in caplog.text
 
 
-async def test_a_model_without_attention_needs_no_memory_for_keys_and_values(mamba2: Path, tmp_path: Path) -> None:
+async def test_a_model_without_attention_needs_no_memory_for_keys_and_values(mamba2: Path) -> None:
     builder = builder_of(mamba2).with_max_num_seqs(3).with_max_model_len(10_000)
     plan = plan_memory(builder)
     assert (plan.bytes_per_token, plan.kv_bytes) == (0, 0)
@@ -422,8 +421,15 @@ async def test_a_model_without_attention_needs_no_memory_for_keys_and_values(mam
     for cache_type in (PagedCacheType.F8E4M3, PagedCacheType.Q4):
         with pytest.raises(ConfigError, match="auto: mamba2 keeps no keys and values"):
             await builder.with_paged_attn(pool(800, cache_type)).build()
-    with pytest.raises(UnsupportedArchitectureError, match="no GGUF architecture is written for it"):
-        write_gguf(mamba2, tmp_path / "model.gguf", type="F32")
+
+
+async def test_a_gguf_file_without_attention_says_what_its_directory_says(mamba2: Path, tmp_path: Path) -> None:
+    file = write_gguf(mamba2, tmp_path / "model.gguf", type="F32")
+    builder = GgufModelBuilder(file).with_dtype("float32").with_force_cpu().with_num_threads(1)
+    expected = continued(reference_of(mamba2), PROMPTS[0])
+    async with builder.build() as model:
+        response = await model.send_completion_request(PROMPTS[0], GREEDY)
+        assert response.choices[0].text == await model.detokenize(expected)
 
 
 @pytest.mark.parametrize(("change", "setting"), REFUSED)

@@ -115,6 +115,14 @@ _MAMBA_KEYS: Final = {
     "ssm.time_step_rank": 4,
     "ssm.inner_size": 128,
 }
+_MAMBA2: Final[dict[str, Any]] = {
+    "model_type": "mamba2",
+    "num_heads": 4,
+    "head_dim": 32,
+    "n_groups": 2,
+    "state_size": 32,
+    "layer_norm_epsilon": 1e-5,
+}
 _NEMOTRON: Final[dict[str, Any]] = {
     "model_type": "nemotron_h",
     "mamba_num_heads": 4,
@@ -433,6 +441,14 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], Mapping[str, float | str | list[
             "mamba_norm_before_gate": False,
         },
         _MAMBA_KEYS,
+    ),
+    "mamba2": (
+        _MAMBA2,
+        {
+            **_MAMBA_KEYS,
+            **dict.fromkeys(("feed_forward_length", "attention.head_count"), 0),
+            **dict.fromkeys(("attention.head_count_kv", "attention.key_length", "attention.value_length")),
+        },
     ),
     "nemotron_h": (
         {
@@ -973,6 +989,9 @@ def test_counts_of_heads_that_no_layers_have(counts: list[int], tmp_path: Path) 
         FAMILIES["nemotron_h_moe"][0] | {"mlp_bias": True},
         FAMILIES["nemotron_h_moe"][0] | {"mlp_hidden_act": "silu"},
         FAMILIES["nemotron_h"][0] | {"mlp_hidden_act": "silu"},
+        _MAMBA2 | {"use_bias": True},
+        _MAMBA2 | {"use_conv_bias": False},
+        _MAMBA2 | {"expand": 4, "num_heads": 8},
         {"model_type": "bamba", **_MAMBA, "attn_layer_indices": [1]},
     ],
 )
@@ -997,6 +1016,7 @@ def test_what_llama_cpp_does_not_compute_is_not_written(config: dict[str, Any], 
             "mistral3",
             "apertus",
             "falcon-h1 with norms",
+            "mamba2",
             "nemotron_h_moe with latent vectors",
         ),
         *(pytest.param(name, marks=pytest.mark.long) for name in ("lfm2moe", "qwen3next")),
@@ -1082,7 +1102,8 @@ def test_a_checkpoint_is_written_and_read_back(architecture: str, tmp_path: Path
     expected = reference.state_dict() | load_file(tmp_path / "model" / "model.safetensors")
     for name in source.names():
         if ".experts." not in name:
-            stored = expected[name.replace("backbone.", "model.")]  # as transformers names nemotron_h's
+            # transformers names nemotron_h's as those of other models.
+            stored = expected[name if name in expected else name.replace("backbone.", "model.")]
             own = stored.flatten() if name.endswith("correction_bias") else stored
             torch.testing.assert_close(source.tensor(name, torch.float32, CPU), own, rtol=0, atol=1e-6)
     config = read_config(source.config)

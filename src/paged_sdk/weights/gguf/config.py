@@ -11,7 +11,7 @@ from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, show
 from paged_sdk.weights.gguf.encoders import ENCODERS
 from paged_sdk.weights.gguf.families import FAMILIES, biases_of, delta_config, norm_eps
 from paged_sdk.weights.gguf.gemma4 import gemma4_config
-from paged_sdk.weights.gguf.model import GgufModel
+from paged_sdk.weights.gguf.model import WITHOUT_ATTENTION, GgufModel
 from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
 from paged_sdk.weights.gguf.rope import check_positions, rope_scaling, rope_sections
 from paged_sdk.weights.gguf.routing import SHARED_SIZE, gating_functions, routing_keys
@@ -56,8 +56,13 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTens
     """
     model = GgufModel(metadata, tensors, path, _architecture(metadata, path))
     model.check_layers()
+    if model.architecture in WITHOUT_ATTENTION:
+        config = _common(model) | _FAMILIES[model.architecture](model)
+        _check_biases(model, config)
+        return config
     check_positions(model)
-    config = _common(model) | _biases(model) | _experts(model) | _FAMILIES[model.architecture](model)
+    common = _common(model) | _attention(model)
+    config = common | _biases(model) | _experts(model) | _FAMILIES[model.architecture](model)
     if config["model_type"] == "falcon":
         del config["head_dim"]  # transformers' class computes it, and has no setter
     if model.architecture in ENCODERS and (scaling := config.pop("rope_scaling")) is not None:
@@ -113,21 +118,26 @@ def _check_biases(model: GgufModel, config: Mapping[str, Any]) -> None:
             raise model.unsupported(f"a tensor {shown(name)}")
 
 
-def _common(model: GgufModel) -> dict[str, Any]:
+def _attention(model: GgufModel) -> dict[str, Any]:
     num_heads = model.integer("attention.head_count")
-    config: dict[str, Any] = {
-        "model_type": ARCHITECTURES[model.architecture].model_type,
-        "vocab_size": model.tensor("token_embd.weight").shape[0],
-        "hidden_size": model.integer("embedding_length"),
+    return {
         "intermediate_size": _mlp_size(model),
-        "num_hidden_layers": model.num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": max(model.of_layers("attention.head_count_kv", num_heads)),
         "head_dim": model.head_dim,
         "max_position_embeddings": model.integer("context_length"),
-        **norm_eps(model),
         "rope_theta": model.number("rope.freq_base", 10_000.0),
         "rope_scaling": rope_scaling(model),
+    }
+
+
+def _common(model: GgufModel) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "model_type": ARCHITECTURES[model.architecture].model_type,
+        "vocab_size": model.tensor("token_embd.weight").shape[0],
+        "hidden_size": model.integer("embedding_length"),
+        "num_hidden_layers": model.num_layers,
+        **norm_eps(model),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "hidden_act": "silu",
     }

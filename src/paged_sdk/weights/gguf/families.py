@@ -9,7 +9,7 @@ from typing import Any, Final
 from paged_sdk.errors import shown
 from paged_sdk.weights.gguf.granite import granite, granitemoe
 from paged_sdk.weights.gguf.latent_attention import latent_config
-from paged_sdk.weights.gguf.mamba import falcon_h1, granitehybrid, nemotron_h
+from paged_sdk.weights.gguf.mamba import falcon_h1, granitehybrid, mamba2, nemotron_h
 from paged_sdk.weights.gguf.model import GgufModel
 from paged_sdk.weights.gguf.rope import rope_scaling
 from paged_sdk.weights.gguf.routing import (
@@ -61,7 +61,7 @@ _BIASES: Final = MappingProxyType(
             frozenset({"exp_probs_b"}),
         ),
         **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), frozenset({"ssm_dt"})),
-        **dict.fromkeys(("granitehybrid", "falcon-h1", "nemotron_h"), frozenset({"ssm_dt", "ssm_conv1d"})),
+        **dict.fromkeys(("granitehybrid", "falcon-h1", "mamba2", "nemotron_h"), frozenset({"ssm_dt", "ssm_conv1d"})),
         "nemotron_h_moe": frozenset({"ssm_dt", "ssm_conv1d", "exp_probs_b"}),
         # "output" is cls.output.bias.
         "bert": _BERT_NORMS | _QKV | _MLP | {"attn_qkv", "attn_output", "cls", "output"},
@@ -412,6 +412,7 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "qwen3next": delta_config,
         "granitehybrid": granitehybrid,
         "falcon-h1": falcon_h1,
+        "mamba2": mamba2,
         "nemotron_h": nemotron_h,
         "nemotron_h_moe": nemotron_h,
         "olmoe": _olmoe,

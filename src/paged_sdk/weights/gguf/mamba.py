@@ -18,6 +18,7 @@ from paged_sdk.weights.gguf.routing import SHARED_SIZE, grouped_config
 __all__ = [
     "falcon_h1",
     "granitehybrid",
+    "mamba2",
     "mamba_metadata",
     "nemotron_h",
     "row_factors",
@@ -65,6 +66,24 @@ def falcon_h1(model: GgufModel) -> dict[str, Any]:
         "mamba_norm_before_gate": False,
         "attention_bias": False,
         "mlp_bias": False,
+    }
+
+
+def mamba2(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of a model of Mamba-2 layers alone."""
+    heads, width, hidden_size = _heads(model), model.integer("ssm.inner_size"), model.integer("embedding_length")
+    if width % hidden_size:
+        raise model.unsupported(f"layers of {width} columns, no multiple of the hidden size {hidden_size},")
+    return {
+        "layer_norm_epsilon": model.number("attention.layer_norm_rms_epsilon"),
+        "expand": width // hidden_size,
+        "num_heads": heads,
+        "head_dim": width // heads,
+        "n_groups": model.integer("ssm.group_count"),
+        "state_size": model.integer("ssm.state_size"),
+        "conv_kernel": model.integer("ssm.conv_kernel"),
+        "use_conv_bias": _has_in_some_layer(model, "ssm_conv1d.bias"),
+        "use_bias": False,
     }
 
 
@@ -117,6 +136,8 @@ def mamba_metadata(config: DecoderConfig, mamba: Mamba2Config) -> dict[str, Any]
         "ssm.time_step_rank": mamba.num_heads,
         "ssm.inner_size": mamba.width,
     }
+    if not config.attention_layers:
+        return values
     if not config.recurrent_beside:
         attending = config.attention_layers
         values["attention.head_count_kv"] = [
@@ -187,6 +208,11 @@ def why_not_mamba(config: DecoderConfig, mamba: Mamba2Config) -> str | None:
         "multipliers of embeddings and logits that are tied": config.recurrent_beside
         and config.tie_embeddings
         and (config.embedding_scale or 1.0) != (config.logit_scale or 1.0),
-        "models of this family without an MLP": bool(config.parts) and LayerParts.MLP not in config.parts,
+        "models of this family without an MLP": bool(config.attention_layers and config.parts)
+        and LayerParts.MLP not in config.parts,
+        # llama.cpp asks for these of models of Mamba-2 alone.
+        "such models without biases of convolutions": not config.attention_layers and not mamba.conv_bias,
+        "such models with layers of another width than twice the model's": not config.attention_layers
+        and mamba.width != 2 * config.hidden_size,
     }
     return next((what for what, is_so in lacks.items() if is_so), None)

@@ -15,7 +15,7 @@ from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, show
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.gguf.tensor import GgufTensor
 
-__all__ = ["LATENT", "OF_LAYER", "GgufModel"]
+__all__ = ["LATENT", "OF_LAYER", "WITHOUT_ATTENTION", "GgufModel"]
 
 OF_LAYER: Final = re.compile(r"blk\.(\d{1,9})\.")
 """Matches the start of the name of a layer's tensor: its group is the layer's number."""
@@ -23,9 +23,12 @@ OF_LAYER: Final = re.compile(r"blk\.(\d{1,9})\.")
 LATENT: Final = frozenset({"deepseek2"})
 """Architectures with latent attention, whose heads are described by other keys."""
 
+WITHOUT_ATTENTION: Final = frozenset({"mamba2"})
+"""Architectures without attention and MLPs."""
+
 _IN_ALL_LAYERS: Final = MappingProxyType(
     dict.fromkeys(("lfm2", "lfm2moe", "granitehybrid"), "ffn_norm")
-    | dict.fromkeys(("falcon-h1", "nemotron_h", "nemotron_h_moe"), "attn_norm")
+    | dict.fromkeys(("falcon-h1", "nemotron_h", "nemotron_h_moe", "mamba2"), "attn_norm")
     | dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), "post_attention_norm")
 )
 """A norm that every layer has, of architectures in which only some layers have attention."""

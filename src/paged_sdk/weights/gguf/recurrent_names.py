@@ -74,10 +74,16 @@ _FALCON_H1 = {
     "ffn_up": "feed_forward.up_proj",
     "ffn_down": "feed_forward.down_proj",
 }
-# Of these layers each has one part alone.
+
+
+def _within_mixer(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the same names in layers that have one part alone."""
+    return {stem: f"mixer.{name.rpartition('.')[2]}" for stem, name in names.items()}
+
+
 _NEMOTRON_H = {
     "attn_norm": "norm",
-    **{stem: f"mixer.{name.rpartition('.')[2]}" for stem, name in (_MAMBA | PROJECTIONS).items()},
+    **_within_mixer(_MAMBA | PROJECTIONS),
     "ffn_up": "mixer.up_proj",
     "ffn_down": "mixer.down_proj",
 }
@@ -104,7 +110,7 @@ _GRANITE_HYBRID = GgufArchitecture(
 _NEMOTRON = GgufArchitecture(
     model_type="nemotron_h",
     block_names=_NEMOTRON_H,
-    bare_names={own: f"mixer.{name.rpartition('.')[2]}" for own, name in _BARE_MAMBA.items()},
+    bare_names=_within_mixer(_BARE_MAMBA),
     top_names={
         "token_embd": "backbone.embeddings",
         "output_norm": "backbone.norm_f",
@@ -165,6 +171,13 @@ RECURRENT: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             block_names=ATTENTION | _FALCON_H1 | _MAMBA,
             bare_names=_BARE_MAMBA | {"ffn_norm": "pre_ff_layernorm.weight"},
             top_names=TOP_NAMES | {"output_norm": "model.final_layernorm"},
+        ),
+        "mamba2": GgufArchitecture(
+            model_type="mamba2",
+            block_names={"attn_norm": "norm", **_within_mixer(_MAMBA)},
+            bare_names=_within_mixer(_BARE_MAMBA),
+            top_names=_NEMOTRON.top_names,
+            body="backbone.",
         ),
         "nemotron_h": _NEMOTRON,
         "nemotron_h_moe": evolve(
