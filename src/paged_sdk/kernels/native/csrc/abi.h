@@ -237,7 +237,7 @@ struct paged_latent {
 enum PagedGates : int32_t { PAGED_NO_GATES = 0, PAGED_GATES_LAST = 1, PAGED_GATES_WITH_QUERIES = 2 };
 
 // What a layer has in the place of attention: a short convolution with gates before and after it, or without gates and
-// followed by the gated delta rule or by Mamba-2's state space. These have what stays the same in all steps; a call sets
+// followed by the gated delta rule or by Mamba-2's state space. These have what is the same in all steps; a call sets
 // rows, inputs and outputs. qkv project to the gates before and after the convolution, and its inputs; or to the inputs
 // of the convolution, then gates; or to gates, the inputs of the convolution, and step sizes.
 struct paged_recurrent {
@@ -250,9 +250,9 @@ struct paged_recurrent {
 };
 
 // One decoder layer: attention or a recurrence in its place, and a feed-forward part: an MLP, experts, or both beside
-// each other; or one of the two alone. Each reads the normalized residual stream, and its output, after a second RMSNorm
-// if one is given, is added to the stream. In a parallel layer, the MLP reads the same normalized input as attention,
-// and both outputs are added together.
+// each other; or one of the two parts alone. Each reads the normalized residual stream, and its output, after a second
+// RMSNorm if one is given, is added to the stream. In a parallel layer, the MLP reads the same normalized input as
+// attention, and both outputs are added together.
 //
 // In tensor parallelism, each rank has some heads and neurons. Without widths, output and down have the columns of this
 // rank's heads and neurons, and their results are summed over ranks. With widths, output and down have some rows with
@@ -310,8 +310,8 @@ struct paged_layer {
 };
 
 // Index of a projection in an adapter's updates. Latent attention has down in the place of key, and query_up in that of
-// value. Recurrent layers have their rates from the place of value on. If query, key, value and attention's gate, or gate and up, are one
-// fused matrix, its update has the index of the first.
+// value; recurrent layers have their rates from the place of value on. If query, key, value and attention's gate, or
+// gate and up, are one fused matrix, its update has the index of the first.
 enum PagedProjection : int32_t {
   PAGED_QKV = 0,
   PAGED_RATES = 2,

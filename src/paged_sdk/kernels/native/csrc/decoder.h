@@ -9,9 +9,8 @@
 namespace paged {
 namespace {
 
-// Runs the first part of a layer, which reads and writes what the sequence keeps of its tokens unless it reads the
-// cache: computes queries, and new keys and values, which are written to the cache; or what a recurrent layer makes of
-// its states, and these.
+// Runs the first part of a layer, which writes what sequences keep of their tokens: computes queries, and new keys and
+// values, which are written to the cache; or takes states through the tokens.
 inline Task project_rows(Job& job, const Step& step, int index) {
   const paged_decoder_args& args = step.args;
   const DecoderScratch& scratch = step.scratch;
@@ -201,8 +200,8 @@ inline Columns read_later(const paged_layer& layer, const DecoderScratch& scratc
   return {scratch.projected, width, layer.gates != PAGED_NO_GATES ? width : query_width(layer)};
 }
 
-// Runs all layers. The last one that keeps anything of its tokens computes that for all rows, for later steps. The rest of it,
-// and layers after it, are computed only for rows that are read: for a prompt's chunk, one or none.
+// Runs all layers. The last one that keeps anything of its tokens computes that for all rows, for later steps. The rest
+// of it, and layers after it, are computed only for rows that are read: for a prompt's chunk, one or none.
 inline Task run_layers(Job& job, const paged_decoder_args& args, const DecoderScratch& scratch,
                        const ThreadSums& sums) {
   const AdapterScratch& own = scratch.adapters;

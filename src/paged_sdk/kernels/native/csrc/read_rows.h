@@ -31,8 +31,9 @@ inline int64_t total_rows(const paged_weight* weights, int count) {
   for (int i = 0; i < count; ++i) rows += weights[i].rows;
   return rows;
 }
-// A projected row of a recurrent layer has what qkv project to, then rates. Others begin with queries. With latent attention, what they are projected from follows, then the key
-// that is kept: its rotated elements and the latent vector, behind which the product leaves the former.
+// A projected row of a recurrent layer has what qkv project to, then rates. Others begin with queries. With latent
+// attention, what these are projected from follows, then the key that is kept: its rotated elements and the latent
+// vector, behind which the product leaves the former.
 inline int64_t projected_width(const paged_layer& layer) {
   const paged_heads& heads = layer.heads;
   if (is_recurrent(layer))
