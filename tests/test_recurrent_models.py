@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from adapter_files import merge, write_adapter
 from arrivals import wait_for_requests
 from drafting import NoDrafts
+from native_weights import needs_library
 from paged_sdk import (
     ConfigError,
     Constraint,
@@ -205,6 +206,22 @@ async def test_choices_are_the_same_under_pressure(checkpoint: Path) -> None:
             assert (model.stats().preemptions > 0) == (tokens == 112)
     assert texts[0] == texts[1]
     assert len(set(texts[0])) > 3
+
+
+@needs_library
+async def test_quantized_texts_are_the_same_under_pressure(checkpoint: Path) -> None:
+    """Prompts and generated tokens are multiplied by different forms of the weights, in two calls: a preempted sequence
+    that begins anew has both in one step, and takes its state from one call to the other.
+    """
+    texts = []
+    for tokens in (2000, 160):
+        builder = builder_of(checkpoint).with_isq(IsqType.Q4_0).with_max_num_batched_tokens(64)
+        async with builder.with_paged_attn(pool(tokens)).build() as model:
+            wait_for_requests(model, len(PROMPTS))
+            got = await asyncio.gather(*(model.send_completion_request(prompt, GREEDY) for prompt in PROMPTS))
+            texts.append([response.choices[0].text for response in got])
+            assert (model.stats().preemptions > 0) == (tokens == 160)
+    assert texts[0] == texts[1]
 
 
 async def test_a_conversation_computes_its_new_tokens_alone(checkpoint: Path) -> None:

@@ -326,11 +326,11 @@ def test_what_cannot_be_calibrated_on(tiny_checkpoint: Path, tmp_path: Path, tex
 def test_a_model_without_names_in_gguf_is_refused_before_it_is_loaded(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes: dict[str, Any] = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2}
-    path = tiny.make_other_checkpoint("mamba2", tmp_path / "model", **sizes)
+    sizes: dict[str, Any] = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "attn_layer_indices": [1]}
+    path = tiny.make_other_checkpoint("bamba", tmp_path / "model", **sizes)
     loaded: list[object] = []
     monkeypatch.setattr(calibration, "load_model", lambda *_, **__: loaded.append(None))
-    with pytest.raises(UnsupportedArchitectureError, match=r"mamba2 model do not have; with_isq \(--isq\) quantizes"):
+    with pytest.raises(UnsupportedArchitectureError, match=r"bamba model do not have; with_isq \(--isq\) quantizes"):
         calibrate(path, text)
     with pytest.raises(UnsupportedArchitectureError, match=r"written for it; with_isq \(--isq\) quantizes"):
         write_gguf(path, tmp_path / "written.gguf", type="F32")

@@ -308,7 +308,7 @@ def test_what_does_not_fit_is_refused() -> None:
     changes: list[dict[str, Any]] = [
         {"parallel": True},
         {"norm": "rms", "mlp_norm_bias": layer.mlp_norm},
-        {"mixture": None},
+        {"mixture": None, "qkv": (), "output": None},
         {"up": own.up},
         {"mixture": evolve(own, mlp_gate=layer.mlp_norm)},
         {"mixture": evolve(own, output_norm=layer.mlp_norm)},

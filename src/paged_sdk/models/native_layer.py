@@ -47,6 +47,7 @@ _HEAD_NORMS: Final[dict[QkNormWeights, Literal["shared", "own", "whole"]]] = {
     QkNormWeights.WHOLE: "whole",
 }
 
+_COLUMN_PARALLEL: Final = (ColumnParallelLinear, ColumnParallelExperts)
 _GATES: Final[dict[AttentionGate, Literal["apart", "with queries"]]] = {
     AttentionGate.APART: "apart",
     AttentionGate.WITH_QUERIES: "with queries",
@@ -79,8 +80,11 @@ def native_layer(
     attention_norm, attention_norm_bias = norm_weights(layer.attention_norm)
     # A layer of an MLP alone has one norm, before it.
     mlp_norm, mlp_norm_bias = norm_weights(layer.attention_norm if layer.mixer is None else layer.mlp_norm)
-    joined = mixer.output if isinstance(mixer.output, ColumnParallelLinear) else None
     mlp = layer.common_mlp
+    attended = mixer.output if isinstance(mixer.output, ColumnParallelLinear) else None
+    inner = mlp.down if mlp is not None and isinstance(mlp.down, ColumnParallelLinear) else None
+    experts = layer.mlp.experts if isinstance(layer.mlp, MoeMlp) else None
+    joined = next((each for each in (attended, inner, experts) if isinstance(each, _COLUMN_PARALLEL)), None)
     activation = Activation.SILU if mlp is None else mlp.activation
     return NativeLayer(
         shape=mixer.shape,
@@ -119,8 +123,8 @@ def native_layer(
         activation="silu" if isinstance(activation, Xielu) else KERNEL_ACTIVATIONS[activation],
         xielu=activation.numbers if isinstance(activation, Xielu) else None,
         rope=rope,
-        attended_widths=None if joined is None else joined.inputs,
-        inner_widths=mlp.down.inputs if mlp is not None and isinstance(mlp.down, ColumnParallelLinear) else None,
+        attended_widths=None if attended is None else attended.inputs,
+        inner_widths=None if inner is None else inner.inputs,
         hidden_widths=None if joined is None else joined.outputs,
     )
 

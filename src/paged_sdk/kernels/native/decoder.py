@@ -273,7 +273,7 @@ class NativeDecoder:
         columns = 0 if layer_inputs is None else layer_inputs.shape[-1]
         if columns < self._input_columns:
             raise ConfigError.of("layer_inputs", columns, f"at least {self._input_columns} columns")
-        if (states.num_tokens if states is not None else num_tokens if not self._is_recurrent else None) != num_tokens:
+        if self._is_recurrent if states is None else states.num_tokens != num_tokens:
             found = None if states is None else f"of {states.num_tokens} tokens"
             raise ConfigError.of("states", found, f"of {num_tokens} tokens, with recurrent layers")
         if layer_inputs is not None:
