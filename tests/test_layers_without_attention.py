@@ -12,8 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from far_device import let_choose_far
+from native_weights import needs_library
 from paged_sdk import (
     ConfigError,
+    IsqType,
     LayerTopology,
     MemoryGpuConfig,
     PagedAttentionMeta,
@@ -113,3 +115,24 @@ async def test_they_are_on_one_device(checkpoint: Path, monkeypatch: pytest.Monk
 
 async def test_texts_depend_on_no_batch(checkpoint: Path, expected: list[list[int]]) -> None:
     await check_texts(builder_of(checkpoint).with_batch_invariance(), expected)
+
+
+@needs_library
+@pytest.mark.parametrize("mlp", ["mlp", "moe"])
+async def test_ranks_say_the_same_in_native_calls(mlp: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of layers without attention, an MLP or experts say how many columns each rank has."""
+    caplog.set_level("INFO", "paged_sdk")
+    sizes: dict[str, Any] = {} if mlp == "mlp" else {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+        "moe_shared_expert_intermediate_size": 64, "intermediate_size": 64,
+    }  # fmt: skip
+    path = make_other_checkpoint(
+        "nemotron_h", tmp_path, layers_block_type=[mlp, "full_attention", mlp, "full_attention"], **sizes
+    )
+    texts = []
+    for num_ranks in (1, 2):
+        async with builder_of(path).with_isq(IsqType.Q8_0).with_tensor_parallel(num_ranks).build() as model:
+            got = await asyncio.gather(*(model.send_completion_request(prompt, GREEDY) for prompt in PROMPTS))
+            texts.append([response.choices[0].text for response in got])
+    assert texts[0] == texts[1]
+    assert "one operation at a time" not in caplog.text
