@@ -158,6 +158,8 @@ class _StatefulStep(AttentionStep):
         self._places = places
         self._inner = inner
         self._recurrent = recurrent
+        rows = inner.native_rows
+        self._native_rows = None if rows is None else evolve(rows, states=recurrent.rows.native)
 
     @property
     def recurrent(self) -> RecurrentStep:
@@ -165,8 +167,7 @@ class _StatefulStep(AttentionStep):
 
     @property
     def native_rows(self) -> NativeRows | None:
-        rows = self._inner.native_rows
-        return None if rows is None else evolve(rows, states=self._recurrent.rows.native)
+        return self._native_rows
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._inner.write(self._places[layer], key, value)
