@@ -17,7 +17,7 @@ from paged_sdk.attention.decompressed import (
 )
 from paged_sdk.attention.in_basis import in_basis
 from paged_sdk.attention.paged import PagedBackend, new_positions
-from paged_sdk.attention.parts_by_form import by_form
+from paged_sdk.attention.parts_by_form import StepParts, by_form
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.attention_inputs import LearnedScores, Precision
@@ -29,7 +29,6 @@ from paged_sdk.kernels.native.paged_attention import (
     AttentionShape,
     NativeRows,
     VarlenBatch,
-    cumulated,
     native_paged_attention,
 )
 from paged_sdk.kernels.rotary import Rotation
@@ -124,38 +123,34 @@ class NativePagedBackend(PagedBackend):
         """See :meth:`AttentionBackend.prepare`."""
         # A new pool hands out blocks in order of id, so all blocks up to the highest id are in use.
         self._huge_pages.follow(max((row.kv_ids[-1] for row in rows), default=0))
-        parts, in_chunks, firsts, num_generating = by_form(rows, is_bidirectional=self._config.bidirectional)
-        arrays = self._varlen(parts)
-        prompts = [] if self._decompressing is None else self._prompts(parts, in_chunks, firsts)
+        parts = by_form(rows, is_bidirectional=self._config.bidirectional)
+        arrays, firsts = self._varlen(parts.rows), parts.bidirectional_from
+        prompts = [] if self._decompressing is None else self._prompts(parts)
         marks = [prompt is not None for prompt in prompts]
         batch = VarlenBatch(
             cu_seqlens_q=torch.from_numpy(arrays.cu_seqlens_q),
             block_tables=torch.from_numpy(arrays.block_tables),
             context_lens=torch.from_numpy(arrays.context_lens),
-            in_chunks=torch.tensor(in_chunks, dtype=torch.uint8) if any(in_chunks) else None,
+            in_chunks=parts.marks,
             bidirectional_from=torch.tensor(firsts, dtype=torch.int32) if max(firsts) >= 0 else None,
             decompressed=torch.tensor(marks, dtype=torch.uint8) if any(marks) else None,
         )
-        read = None
-        if any(part.num_logits < part.num_new_tokens for part in parts):
-            read = cumulated(torch.tensor([part.num_logits for part in parts]))
-        native_rows = NativeRows(torch.from_numpy(arrays.slot_mapping), batch, num_generating, read)
+        slots = torch.from_numpy(arrays.slot_mapping)
+        native_rows = NativeRows(slots, batch, parts.num_generating, parts.cu_seqlens_read)
         positions = None if self._max_positions is None else self._where_offsets(new_positions(rows))
         if self._decompressing is not None and any(marks):
             decompressed = [prompt for prompt in prompts if prompt is not None]
             return _DecompressingStep(self._pages, native_rows, positions, self._decompressing, decompressed)
         return in_basis(_NativePagedStep(self._pages, native_rows, positions), self._layers)
 
-    def _prompts(
-        self, parts: Sequence[StepRow], in_chunks: Sequence[bool], bidirectional_from: Sequence[int]
-    ) -> list[DecompressedRow | None]:
+    def _prompts(self, parts: StepParts) -> list[DecompressedRow | None]:
         """Return for each part of the step its place if it attends over decompressed keys, else None: causal prompts do
         for which it pays. This depends on the number of its tokens in the step, unlike :func:`by_form`'s choice.
         """
         latent, first = self._config.latent, 0
         assert latent is not None
         found: list[DecompressedRow | None] = []
-        for part, is_prompt, seen_by_all in zip(parts, in_chunks, bidirectional_from, strict=True):
+        for part, is_prompt, seen_by_all in zip(parts.rows, parts.in_chunks, parts.bidirectional_from, strict=True):
             last = first + part.num_new_tokens
             pays = is_prompt and seen_by_all < 0 and pays_to_decompress(latent, part.num_new_tokens, part.end)
             found.append(DecompressedRow(first, last, self._tensor(self._slots(part, 0))) if pays else None)

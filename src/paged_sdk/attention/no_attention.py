@@ -50,18 +50,16 @@ class NoAttention(AttentionBackend):
 
 def _native_rows(rows: Sequence[StepRow]) -> NativeRows:
     """Describe rows that have no blocks."""
-    parts, in_chunks, _, num_generating = by_form(rows, is_bidirectional=False)
-    lengths = torch.tensor([part.num_new_tokens for part in parts])
+    parts = by_form(rows, is_bidirectional=False)
+    lengths = torch.tensor([part.num_new_tokens for part in parts.rows])
     batch = VarlenBatch(
         cu_seqlens_q=cumulated(lengths),
-        block_tables=torch.zeros(len(parts), 0, dtype=torch.int32),
-        context_lens=torch.tensor([part.end for part in parts], dtype=torch.int32),
-        in_chunks=torch.tensor(in_chunks, dtype=torch.uint8) if any(in_chunks) else None,
+        block_tables=torch.zeros(len(parts.rows), 0, dtype=torch.int32),
+        context_lens=torch.tensor([part.end for part in parts.rows], dtype=torch.int32),
+        in_chunks=parts.marks,
     )
-    read = None
-    if any(part.num_logits < part.num_new_tokens for part in parts):
-        read = cumulated(torch.tensor([part.num_logits for part in parts]))
-    return NativeRows(torch.zeros(int(lengths.sum()), dtype=torch.int64), batch, num_generating, read)
+    slots = torch.zeros(int(lengths.sum()), dtype=torch.int64)
+    return NativeRows(slots, batch, parts.num_generating, parts.cu_seqlens_read)
 
 
 class _NoStep(AttentionStep):

@@ -4,22 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from paged_sdk.kernels.native.paged_attention import MAX_FEW_TOKENS
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.kernels.native.paged_attention import MAX_FEW_TOKENS, cumulated
 from paged_sdk.types.step import StepRow
 
-__all__ = ["by_form"]
+__all__ = ["StepParts", "by_form"]
 
 
-def by_form(rows: Sequence[StepRow], *, is_bidirectional: bool) -> tuple[list[StepRow], list[bool], list[int], int]:
+@frozen(eq=False)
+class StepParts:
+    """Holds the parts of a step's rows.
+
+    :ivar rows: parts, each of prompt tokens or of at most ``MAX_FEW_TOKENS`` generated tokens
+    :ivar in_chunks: for each part, whether its tokens are of a prompt
+    :ivar bidirectional_from: for each part, the position from which on its tokens see one another bidirectionally, or
+        -1 if attention is causal
+    :ivar num_generating: the number of the step's rows that have generated tokens
+    """
+
+    rows: Sequence[StepRow]
+    in_chunks: Sequence[bool]
+    bidirectional_from: Sequence[int]
+    num_generating: int
+
+    @property
+    def marks(self) -> Tensor | None:
+        """Return which parts are of prompts, ``[num_parts]`` uint8; None: none is."""
+        return torch.tensor(self.in_chunks, dtype=torch.uint8) if any(self.in_chunks) else None
+
+    @property
+    def cu_seqlens_read(self) -> Tensor | None:
+        """Return the cumulated numbers of tokens whose hidden states are read; None: all are."""
+        if not any(row.num_logits < row.num_new_tokens for row in self.rows):
+            return None
+        return cumulated(torch.tensor([row.num_logits for row in self.rows]))
+
+
+def by_form(rows: Sequence[StepRow], *, is_bidirectional: bool) -> StepParts:
     """Split rows so that only a token's place in its sequence decides by which kernel it is computed.
 
     The number of tokens that a step computes must not decide: the last token of a prompt is computed alone if the rest
     is cached, and generated tokens are computed many at a time as drafts or after a preemption.
 
     :param is_bidirectional: whether attention is bidirectional over the whole sequence
-    :returns: parts, each of prompt tokens or of at most ``MAX_FEW_TOKENS`` generated tokens; for each part, whether its
-        tokens are of a prompt; for each part, the position from which on its tokens see one another bidirectionally, or
-        -1 if attention is causal; and the number of given rows that have generated tokens
     """
     parts: list[StepRow] = []
     in_chunks: list[bool] = []
@@ -41,7 +71,7 @@ def by_form(rows: Sequence[StepRow], *, is_bidirectional: bool) -> tuple[list[St
             parts.append(_part(row, first, min(first + MAX_FEW_TOKENS, end)))
             in_chunks.append(False)
             bidirectional_from.append(-1)
-    return parts, in_chunks, bidirectional_from, num_generating
+    return StepParts(parts, in_chunks, bidirectional_from, num_generating)
 
 
 def _by_image(row: StepRow, start: int, end: int) -> Iterator[tuple[int, int, int]]:
