@@ -6,7 +6,7 @@ A token's result depends neither on how its sequence was cut into steps nor on t
 from __future__ import annotations
 
 from ctypes import byref
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ _WIDTH: Final = 16
 _MOST_TAPS: Final = 8
 _MOST_DIM: Final = 256
 _STATE_ROWS: Final = 4
+_Args = TypeVar("_Args", GatedDelta, Mamba2)
 
 
 class NativeRecurrentRows:
@@ -183,10 +184,7 @@ class NativeGatedDelta:
         :param pool: as in :meth:`forward`
         :raises ConfigError: the pool does not fit
         """
-        _check_pool(pool, self._state, (torch.float32,))
-        args = GatedDelta.from_buffer_copy(self._args)
-        args.pool = pool.data_ptr()
-        return args
+        return _with_states(self._args, pool, self._state)
 
     def forward(self, inputs: Tensor, rates: Tensor, gates: Tensor, pool: Tensor, rows: NativeRecurrentRows) -> Tensor:
         """Apply the rule to the tokens of each sequence, and keep the states.
@@ -281,10 +279,7 @@ class NativeMamba2:
         :param pool: as in :meth:`forward`
         :raises ConfigError: the pool does not fit
         """
-        _check_pool(pool, self._state, (torch.float32,))
-        args = Mamba2.from_buffer_copy(self._args)
-        args.pool = pool.data_ptr()
-        return args
+        return _with_states(self._args, pool, self._state)
 
     def forward(self, inputs: Tensor, steps: Tensor, gates: Tensor, pool: Tensor, rows: NativeRecurrentRows) -> Tensor:
         """Take the states of the sequences through their tokens, and keep them.
@@ -310,6 +305,14 @@ class NativeMamba2:
         args.dtype, args.num_threads = WEIGHT_DTYPES[inputs.dtype], rows.workspace.num_threads
         library.functions.paged_mamba2(library.level, byref(args))
         return out
+
+
+def _with_states(args: _Args, pool: Tensor, shape: tuple[int, ...]) -> _Args:
+    """Return a copy of arguments with the states of a layer."""
+    _check_pool(pool, shape, (torch.float32,))
+    copied = type(args).from_buffer_copy(args)
+    copied.pool = pool.data_ptr()
+    return copied
 
 
 def _check_pool(pool: Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> None:

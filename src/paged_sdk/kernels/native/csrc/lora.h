@@ -2,6 +2,8 @@
 // 2106.09685). Rows of one adapter are multiplied together, first by `down`, and the few results by `up`.
 #pragma once
 
+#include <algorithm>
+
 #include "linear.h"
 #include "pool.h"
 

@@ -46,7 +46,7 @@ inline void convolve_row(const paged_short_conv_args& args, int64_t row, int fir
       Floats v = x.load(begin + t, col);
       if (args.gate_in != nullptr) v = rounded_to(dtype, mul(gate_in.load(begin + t, col), v));
       // Later steps find what the pool holds, whichever tokens they begin with.
-      v = rounded_to(args.pool_dtype, v);
+      if (args.pool_dtype != dtype) v = rounded_to(args.pool_dtype, v);
       store_floats(newest + c, v);
       Floats sum = zero_floats();
       for (int k = 0; k < taps; ++k)
