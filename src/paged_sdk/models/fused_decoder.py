@@ -7,6 +7,7 @@ the cache, and a dozen separate operations around them as much again. Activation
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -188,40 +189,21 @@ class FusedLayers:
         """Run the layers over some of a step's tokens: in one call, after separate calls for the layers that are
         followed by an addition of image vectors.
         """
+        call = partial(
+            decoder, hidden, ropes, rows.slots, rows.batch, layer_inputs=inputs, states=rows.states, adapters=adapters
+        )
         first = 0
         if later is not None:
             assert self.stream_scale is None, "the vectors would have to be scaled"
             assert token_ids is None, "image vectors are in place of embeddings, too"
             for index in range(self.layers.start, min(self.layers.stop, len(later.later))):
-                one = range(first, first + 1)
-                decoder(
-                    hidden,
-                    ropes,
-                    rows.slots,
-                    rows.batch,
-                    None,
-                    adapters,
-                    layers=one,
-                    layer_inputs=inputs,
-                    states=rows.states,
-                )
+                call(layers=range(first, first + 1))
                 later.add_to(hidden, index)
                 first += 1
         rest = range(first, len(self.layers))
         if not rest:
             return hidden
-        return decoder(
-            hidden,
-            ropes,
-            rows.slots,
-            rows.batch,
-            rows.cu_seqlens_read,
-            adapters,
-            layers=rest,
-            layer_inputs=inputs,
-            token_ids=token_ids,
-            states=rows.states,
-        )
+        return call(cu_seqlens_read=rows.cu_seqlens_read, layers=rest, token_ids=token_ids)
 
 
 @runtime_checkable

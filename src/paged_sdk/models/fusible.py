@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, get_args
 
 from attrs import NOTHING, fields
 
@@ -16,24 +16,20 @@ from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.layers.norm import LayerNorm, NoNorm, RMSNorm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.attention_block import AttentionBlock
+from paged_sdk.models.beside_block import RecurrentBlock
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.expert_branch import ExpertBranch
 from paged_sdk.models.expert_choice import ExpertChooser
-from paged_sdk.models.gated_delta_block import GatedDeltaBlock
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.latent_attention_block import LatentAttentionBlock
 from paged_sdk.models.layer_inputs import LayerInputBlock
-from paged_sdk.models.mamba2_block import Mamba2Block
 from paged_sdk.models.moe_mlp import MoeMlp, SharedExpert
 from paged_sdk.models.norms import WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
-from paged_sdk.models.short_conv_block import ShortConvBlock
 from paged_sdk.quant.latent_heads import NativeLatentHeads
 
 __all__ = ["why_not_fused"]
-
-_RECURRENT: Final = (ShortConvBlock, GatedDeltaBlock, Mamba2Block)
 
 # The fields of which the fused layers, or code shared with the unfused model, support every value. A model that sets
 # any other field is not fused.
@@ -119,7 +115,7 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
             return "its experts have no native kernel"
         if isinstance(layer.mixer, LatentAttentionBlock) and not isinstance(layer.mixer.heads, NativeLatentHeads):
             return "the projections of its latent vectors have no native kernel"
-        if isinstance(layer.mixer, _RECURRENT) and layer.mixer.native is None:
+        if isinstance(layer.mixer, RecurrentBlock) and layer.mixer.native is None:
             return "its recurrent layers have no native kernel"
     return None
 
@@ -178,7 +174,7 @@ def _unknown_kind(model: DecoderModel) -> str | None:
         norms += [None if block is None else block.norm]
         parts.append((layer, (DecoderLayer,)))
         parts += [] if mlp is None else [(mlp, (GatedMlp, PlainMlp, MoeMlp))]
-        parts += [] if mixer is None else [(mixer, (AttentionBlock, LatentAttentionBlock, *_RECURRENT))]
+        parts += [] if mixer is None else [(mixer, (AttentionBlock, LatentAttentionBlock, *get_args(RecurrentBlock)))]
         if isinstance(mlp, MoeMlp):
             parts.append((mlp.chooser, (ExpertChooser,)))
             parts += (

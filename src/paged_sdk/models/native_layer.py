@@ -25,6 +25,7 @@ from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.layers.norm import LayerNorm, NoNorm, Norm
 from paged_sdk.layers.xielu import Xielu
 from paged_sdk.models.attention_block import AttentionBlock
+from paged_sdk.models.beside_block import RecurrentBlock
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_delta_block import GatedDeltaBlock
 from paged_sdk.models.gated_mlp import GatedMlp
@@ -165,9 +166,7 @@ def _mixer(
     return evolve(attention, cache=cache, shape=shape)
 
 
-def _recurrent(
-    block: ShortConvBlock | GatedDeltaBlock | Mamba2Block, states: tuple[Tensor, ...], *, many_rows: bool
-) -> _Mixer:
+def _recurrent(block: RecurrentBlock, states: tuple[Tensor, ...], *, many_rows: bool) -> _Mixer:
     assert block.native is not None, "why_not_fused() refuses others"
     conv, rule = (block.native, None) if isinstance(block.native, NativeShortConv) else block.native
     rates = _projections(block.rates, many_rows=many_rows) if isinstance(block, GatedDeltaBlock) else ()
