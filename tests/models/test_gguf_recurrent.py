@@ -29,6 +29,7 @@ from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.quant.reordered_input import ReorderedInputLinear
 from paged_sdk.weights import write_gguf
+from paged_sdk.weights.checkpoint import open_checkpoint
 from paged_sdk.weights.gguf.source import GgufSource
 
 #: Rows fill the blocks of K formats, and a block of out_proj has the columns of four value heads.
@@ -356,3 +357,16 @@ def test_experts_files_may_state_no_size_of_dense_layers(tmp_path: Path) -> None
     source = GgufSource(path)
     assert source.config["intermediate_size"] == source.config["moe_intermediate_size"] == 32
     source.close()
+
+
+def test_mamba2_with_what_it_has_not_is_refused(tmp_path: Path) -> None:
+    config, keys = FAMILIES["mamba2"][:2]
+    reference = built(config, tmp_path)
+    for change, refused in (
+        ({"expert_count": 2}, "experts"),
+        ({"ssm.inner_size": 96}, "layers of 96 columns, no multiple of the hidden size 64"),
+    ):
+        write("mamba2", reference, {**keys, **change}, tmp_path / "changed.gguf")
+        with pytest.raises(UnsupportedArchitectureError, match=refused):
+            open_checkpoint(tmp_path / "changed.gguf")
+        (tmp_path / "changed.gguf").unlink()

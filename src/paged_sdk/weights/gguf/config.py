@@ -56,13 +56,11 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTens
     """
     model = GgufModel(metadata, tensors, path, _architecture(metadata, path))
     model.check_layers()
-    if model.architecture in WITHOUT_ATTENTION:
-        config = _common(model) | _FAMILIES[model.architecture](model)
-        _check_biases(model, config)
-        return config
-    check_positions(model)
-    common = _common(model) | _attention(model)
-    config = common | _biases(model) | _experts(model) | _FAMILIES[model.architecture](model)
+    config = _common(model)
+    if model.architecture not in WITHOUT_ATTENTION:
+        check_positions(model)
+        config |= _attention(model)
+    config |= _biases(model) | _experts(model) | _FAMILIES[model.architecture](model)
     if config["model_type"] == "falcon":
         del config["head_dim"]  # transformers' class computes it, and has no setter
     if model.architecture in ENCODERS and (scaling := config.pop("rope_scaling")) is not None:

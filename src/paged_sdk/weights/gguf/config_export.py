@@ -73,17 +73,20 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
     :raises UnsupportedArchitectureError: GGUF has no keys for a feature of the model
     """
     name, rope = gguf_architecture(config), global_rope(config)
-    if not config.attention_layers:
-        return {f"{name}.{key}": value for key, value in _without_attention(config).items()}
     values: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "context_length": config.max_position,
         "embedding_length": config.hidden_size,
         "block_count": config.num_layers,
+        f"attention.layer_norm_{'rms_' if config.norm is NormKind.RMS else ''}epsilon": float(config.norm_eps),
+    }
+    if not config.attention_layers:
+        values |= {"feed_forward_length": 0, "attention.head_count": 0} | _recurrent(config)
+        return {f"{name}.{key}": value for key, value in values.items()}
+    values |= {
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_heads,
         "attention.head_count_kv": config.num_kv_heads,
-        f"attention.layer_norm_{'rms_' if config.norm is NormKind.RMS else ''}epsilon": float(config.norm_eps),
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
     }
@@ -121,19 +124,6 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
     if name in ("cohere2", "exaone4", "afmoe") and any(config.sliding_windows):
         values["attention.sliding_window"] = max(width for width in config.sliding_windows if width is not None)
     return {f"{name}.{key}": value for key, value in values.items()}
-
-
-def _without_attention(config: DecoderConfig) -> dict[str, Any]:
-    return {
-        "vocab_size": config.vocab_size,
-        "context_length": config.max_position,
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_layers,
-        "feed_forward_length": 0,
-        "attention.head_count": 0,
-        "attention.layer_norm_rms_epsilon": float(config.norm_eps),
-        **_recurrent(config),
-    }
 
 
 def _recurrent(config: DecoderConfig) -> dict[str, Any]:
