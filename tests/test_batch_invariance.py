@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 import tiny
 from adapter_files import write_adapter
 from arrivals import gather
+from native_weights import needs_library
 from paged_sdk import ConfigError, GgufModelBuilder, IsqType, Model, SamplingParams, TextModelBuilder
-from paged_sdk.kernels.native.library import why_not
 from test_recurrent_models import CONFIGS
 
 pytestmark = pytest.mark.anyio
@@ -58,18 +58,18 @@ def file(request: pytest.FixtureRequest, shallow_smollm2: Path, tmp_path: Path) 
     return tiny.make_gguf(tmp_path, family=request.param, quantization="Q8_0")
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
+@needs_library
 async def test_the_same_logits_alone_and_in_a_batch_chunked_or_cached(file: Path) -> None:
     await assert_invariant(GgufModelBuilder(file).with_force_cpu())
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
+@needs_library
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 async def test_the_same_logits_of_dense_weights(builder: TextModelBuilder, dtype: str) -> None:
     await assert_invariant(builder.with_dtype(dtype))
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
+@needs_library
 async def test_the_same_logits_of_experts_beside_an_mlp(tmp_path: Path) -> None:
     """Whose weights have two forms without batch invariance, and whose output has a gate."""
     sizes: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
@@ -77,7 +77,7 @@ async def test_the_same_logits_of_experts_beside_an_mlp(tmp_path: Path) -> None:
     await assert_invariant(TextModelBuilder(file).with_force_cpu().with_isq(IsqType.Q8_0))
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
+@needs_library
 @pytest.mark.parametrize("isq", [None, IsqType.Q8_0], ids=["bfloat16", "quantized"])
 @pytest.mark.parametrize(
     "family", ["lfm2", *(pytest.param(name, marks=pytest.mark.long) for name in RECURRENT if name != "lfm2")]
@@ -87,7 +87,7 @@ async def test_the_same_logits_of_recurrent_layers(family: str, isq: IsqType | N
     await assert_invariant(builder if isq is None else builder.with_isq(isq))
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
+@needs_library
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 async def test_the_same_logits_beside_texts_of_other_adapters(family: str, tmp_path: Path) -> None:
     """One of which brings each row of a product to a length of its own, and one changes a single matrix."""
@@ -98,7 +98,7 @@ async def test_the_same_logits_beside_texts_of_other_adapters(family: str, tmp_p
     await assert_invariant_beside(base, [tmp_path / name for name in ("plain", "decomposed", "small")])
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
+@needs_library
 async def test_the_same_logits_through_adapters_of_embeddings_and_output_projections(tmp_path: Path) -> None:
     base, reference = tiny.make_checkpoint("llama", tmp_path / "base"), tiny.build_model("llama")
     write_adapter(tmp_path / "head", reference, seed=1, rank=24, targets=("lm_head",))
@@ -135,7 +135,7 @@ async def assert_invariant(builder: GgufModelBuilder | TextModelBuilder) -> None
 
 
 @pytest.mark.smollm2
-@pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
+@needs_library
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 async def test_by_default_a_prompt_has_the_same_logits_whenever_it_is_asked(shallow_smollm2: Path, dtype: str) -> None:
     """From quantized weights, which have a form for prompts and one for generated tokens, and from dense ones.
