@@ -26,3 +26,22 @@ def test_an_application_that_collects_nothing_is_left_alone() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_the_block_made_is_old_afterwards() -> None:
+    gc.unfreeze()  # what the test session froze
+    try:
+        with collector_paused():
+            made: list[list[object]] = [[]]
+        assert any(each is made for each in gc.get_objects(generation=2))
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()
+
+
+def test_what_an_application_froze_stays_frozen() -> None:
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    with collector_paused():
+        pass
+    assert gc.get_freeze_count() == frozen
