@@ -106,6 +106,31 @@ async def test_every_text_is_the_one_of_a_token_in_each_step(builder: TextModelB
 
 
 @pytest.mark.anyio
+async def test_stop_tokens_are_not_proposed_within_a_text(builder: TextModelBuilder) -> None:
+    """They are banned there, though the tokenizer would choose them. Other tokens may spell the text."""
+
+    async def answers(proposer: Proposer | None) -> list[str]:
+        found = []
+        parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
+        async with Model(parts) as model:
+            for token in dict.fromkeys(await model.tokenize(" of them, and the last")):
+                letters = await model.tokenize((await model.detokenize([token]))[:1])
+                sampling = evolve(GREEDY, stop_token_ids=(token,), logits_bias=dict.fromkeys(letters, 90.0))
+                request = asked(LIST, sampling)
+                try:
+                    response = await model.send_chat_request(request)
+                except ConstraintError:  # of all tokens, the likeliest of which are none that may follow
+                    found.append("refused")
+                else:
+                    found.append(response.choices[0].message.content or "")
+        return found
+
+    plain = await answers(NoDrafts())
+    assert any(text.endswith("and the last") for text in plain)
+    assert await answers(None) == plain
+
+
+@pytest.mark.anyio
 async def test_guesses_go_beyond_what_is_forced(builder: TextModelBuilder) -> None:
     """Beside other drafts, too, every text stays; and no guess is made that the constraint refuses."""
     requests = [asked(LIST, sampling) for sampling in SAMPLINGS.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from collections.abc import Sequence as Texts
 from typing import TYPE_CHECKING, Final
@@ -70,6 +71,9 @@ class ForcedTokens:
     def _text_of(self, sequence: Sequence) -> GrammarState:
         text = self._texts.get(sequence.seq_id)
         if text is None:
-            assert sequence.request.grammar is not None, "the request has no constraint"
-            text = self._texts[sequence.seq_id] = sequence.request.grammar.begin((), 0)
+            grammar, stops = sequence.request.grammar, sequence.request.sampling.stop_token_ids
+            assert grammar is not None, "the request has no constraint"
+            # Within a text its stop tokens are banned, though the tokenizer would choose them: others spell it then.
+            own = (token for token in stops if token not in grammar.end_ids)
+            text = self._texts[sequence.seq_id] = grammar.begin(own, sys.maxsize)
         return text
