@@ -101,8 +101,8 @@ sanitize: $(READY)
 	PAGED_SANITIZE=1 $(BIN)/python setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize/temp
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/python -m pytest -q -p no:cacheprovider \
-	  --native-library $(SANITIZED) tests/kernels/test_native_*.py tests/attention/test_native_paged.py \
-	  tests/quant/test_block_embedding.py tests/quant/test_native_block.py tests/models/test_fused_*.py \
+	  --native-library $(SANITIZED) tests/kernels/test_native_*.py tests/kernels/test_recurrent_drafts.py \
+	  tests/attention/test_native_paged.py tests/quant/test_block_embedding.py tests/quant/test_native_block.py tests/models/test_fused_*.py \
 	  tests/models/test_recurrent_families.py tests/layers/test_xielu.py tests/sampling/test_native_draw.py \
 	  tests/sampling/test_native_logprobs.py
 

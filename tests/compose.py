@@ -265,7 +265,6 @@ class Matrix:
 
     :param directory: the model's checkpoint
     :param base: the checkpoint's model, if it is no llama
-    :param takes_drafts: whether the model takes drafts at all
     :param through: what requests go to a model through, those with drafts; None: nothing
     :ivar num_restored: how many tokens' KV came back from a directory
     :ivar counts: how many tokens each proposer has drafted, how many of these were accepted, and how many were forced
@@ -276,11 +275,9 @@ class Matrix:
         directory: Path,
         *,
         base: PreTrainedModel | None = None,
-        takes_drafts: bool = True,
         through: Through | None = None,
     ) -> None:
         self._through = through
-        self._takes_drafts = takes_drafts
         self.counts: dict[str, Counter[str]] = {}
         self.num_restored: int = 0
         self._directory = directory
@@ -342,10 +339,10 @@ class Matrix:
         with ranks_as_threads():
             load_parts(source, settings, read_environment({}), backends=backends).engine.close()
 
-    def _make(self, proposer: str, mode: str) -> Proposer | None:
+    def _make(self, proposer: str, mode: str) -> Proposer:
         match proposer:
             case "none":
-                return NoDrafts() if self._takes_drafts else None
+                return NoDrafts()
             case "suffix":
                 return drafting()
             case "prediction":

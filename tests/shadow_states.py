@@ -1,4 +1,6 @@
-"""Model the states of recurrent layers without tensors: a slot holds a mark of the whole history that it depends on."""
+"""Model the states of recurrent layers without tensors: a slot holds a mark of the whole history that it depends on,
+and the marks to which drafts would take it.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,15 @@ __all__ = ["ShadowStates", "check_states"]
 
 
 class ShadowStates:
-    """Holds a mark per slot."""
+    """Holds for each slot how many tokens its state has gone through, and its mark, followed by those of drafts.
 
-    def __init__(self) -> None:
-        self.marks: dict[int, int] = {}
+    :param most_drafts: for how many drafts slots have room
+    """
+
+    def __init__(self, most_drafts: int) -> None:
+        self.most_drafts = most_drafts
+        self.marks: dict[int, tuple[int, Sequence[int]]] = {}
+        self.num_behind = 0
         self.num_copies = 0
 
     def copy(self, copies: Sequence[StateCopy]) -> None:
@@ -25,14 +32,20 @@ class ShadowStates:
         self.marks.update(zip(targets, read, strict=True))
         self.num_copies += len(copies)
 
-    def advance(self, slot: int, marks: Sequence[int], start: int, end: int) -> None:
-        """Compute tokens of a text, after checking that the slot holds the state before them.
+    def advance(self, slot: int, marks: Sequence[int], start: int, end: int, num_drafts: int) -> None:
+        """Compute tokens of a text, after checking that the slot holds the state before them, or that drafts which it
+        keeps lead there.
 
         :param marks: of the text's tokens
         """
         if start:
-            assert self.marks[slot] == marks[start - 1]
-        self.marks[slot] = marks[end - 1]
+            passed, kept = self.marks[slot]
+            assert passed <= start
+            assert kept[start - passed] == marks[start - 1]
+            self.num_behind += start > passed
+        assert num_drafts <= self.most_drafts
+        known_end = end - num_drafts
+        self.marks[slot] = known_end, marks[known_end - 1 : end]
 
 
 def check_states(manager: StatefulKvManager, tables: Iterable[KvTable], *, num_running: int, num_kept: int) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from adapter_files import merge, write_adapter
 from arrivals import wait_for_requests
-from drafting import NoDrafts
+from drafting import drafting_model
 from native_weights import needs_library
 from paged_sdk import (
     ConfigError,
@@ -48,6 +48,7 @@ from paged_sdk.config.env import read_environment
 from paged_sdk.kv.pool_size import DeviceMemory
 from paged_sdk.kv.states import StatefulKvManager
 from paged_sdk.models.family import read_config
+from paged_sdk.scheduler.sequence import Sequence as TokenSequence
 from tiny import make_checkpoint, make_other_checkpoint
 
 pytestmark = pytest.mark.anyio
@@ -94,7 +95,6 @@ TARGETS: Final = (
 """The last parts of the names of layers that adapters change: of all kinds of layers."""
 GREEDY: Final = SamplingParams(temperature=0.0, max_len=NUM_TOKENS, ignore_eos=True)
 REFUSED: Final[tuple[tuple[Any, str], ...]] = (
-    (lambda builder: builder.with_speculation(SpeculativeConfig(gamma=2)), "with_speculation"),
     (lambda builder: builder.without_paged_attn().with_prefix_cache_n(4), "with_prefix_cache_n"),
     (lambda builder: builder.with_prefix_cache_dir("never_made"), "with_prefix_cache_dir"),
     (lambda builder: builder.with_tensor_parallel(2), "with_tensor_parallel"),
@@ -286,17 +286,19 @@ async def test_cancelled_texts_give_their_slots_back(lfm2: Path) -> None:
         assert sorted(manager_of(model)._free) == [0, 1, 2]
 
 
-async def test_constraints_and_predictions_need_no_drafts(lfm2: Path) -> None:
+async def test_constraints_and_predictions_have_drafts(lfm2: Path) -> None:
     async with builder_of(lfm2).build() as model:
         plain = await model.send_completion_request(PROMPTS[0], GREEDY)
         text = plain.choices[0].text
         guessed = await model.send_completion_request(PROMPTS[0], GREEDY, prediction=text)
         assert guessed.choices[0].text == text
+        before = model.stats()
         held = await model.send_completion_request(
             PROMPTS[0], GREEDY, constraint=Constraint.regex("the (first|last) of them")
         )
         assert held.choices[0].text in ("the first of them", "the last of them")
-        assert model.stats().drafted_tokens == 0
+        assert held.usage.completion_tokens_details.forced_tokens > 6
+        assert model.stats().steps - before.steps < held.usage.completion_tokens
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "qwen3_next", "falcon_h1"])
@@ -362,30 +364,102 @@ async def test_what_is_refused(lfm2: Path, change: Any, setting: str) -> None:
     assert refused.value.setting == setting
 
 
+def test_what_the_environment_may_not_ask_for(lfm2: Path) -> None:
+    builder = builder_of(lfm2).without_paged_attn()
+    with pytest.raises(ConfigError, match="recurrent layers") as refused:
+        load_parts(builder.source, builder.settings, read_environment({"MISTRALRS_PREFIX_CACHE_N": "4"}))
+    assert refused.value.setting == "MISTRALRS_PREFIX_CACHE_N"
+
+
 @pytest.mark.parametrize(
-    ("name", "value", "paged"),
+    ("target", "drafter"),
     [
-        ("MISTRALRS_SPECULATIVE_GAMMA", "4", True),
-        ("MISTRALRS_SPECULATIVE_DRAFT_MODEL", "nowhere", True),
-        ("MISTRALRS_PREFIX_CACHE_N", "4", False),
+        ("llama", "lfm2"),
+        *((target, drafter) for target in ("lfm2", "mamba2") for drafter in ("llama", "lfm2", "mamba2")),
     ],
 )
-def test_what_the_environment_may_not_ask_for(lfm2: Path, name: str, value: str, *, paged: bool) -> None:
-    builder = builder_of(lfm2) if paged else builder_of(lfm2).without_paged_attn()
-    with pytest.raises(ConfigError, match="recurrent layers") as refused:
-        load_parts(builder.source, builder.settings, read_environment({name: value}))
-    assert refused.value.setting == name
+async def test_a_draft_model_changes_no_text(
+    target: str, drafter: str, lfm2: Path, mamba2: Path, tiny_checkpoint: Path
+) -> None:
+    paths = {"llama": tiny_checkpoint, "lfm2": lfm2, "mamba2": mamba2}
+    builder, reference = builder_of(paths[target]), reference_of(paths[target])
+    proposer = drafting_model(builder, paths[drafter], gamma=4, settings=builder_of(paths[drafter]).settings)
+    parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
+    async with Model(parts) as model:
+        wait_for_requests(model, len(PROMPTS))
+        got = await asyncio.gather(*(model.send_completion_request(prompt, GREEDY) for prompt in PROMPTS))
+        for response, prompt in zip(got, PROMPTS, strict=True):
+            assert response.choices[0].text == await model.detokenize(continued(reference, prompt))
+        stats = model.stats()
+        assert stats.drafted_tokens > NUM_TOKENS
+        assert target != drafter or stats.accepted_tokens == stats.drafted_tokens
+        again = await model.send_completion_request(PROMPTS[2], GREEDY)
+        assert again.choices[0].text == got[2].choices[0].text
 
 
-async def test_drafts_of_and_by_a_recurrent_model(lfm2: Path, tiny_checkpoint: Path) -> None:
-    plain = TextModelBuilder(tiny_checkpoint).with_dtype("float32").with_force_cpu()
-    for target, drafter in ((builder_of(lfm2), plain), (plain, builder_of(lfm2))):
-        with pytest.raises(ConfigError, match="recurrent layers") as refused:
+async def test_states_of_a_draft_model_are_counted(lfm2: Path, mamba2: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "paged_sdk")
+    target, drafter = builder_of(lfm2).with_max_num_seqs(2).with_prefix_cache_n(3), builder_of(mamba2)
+    async with TextSpeculativeBuilder(target, drafter, SpeculativeConfig(gamma=2)).build() as model:
+        response = await model.send_completion_request(PROMPTS[0], GREEDY)
+        assert response.choices[0].text == await model.detokenize(continued(reference_of(lfm2), PROMPTS[0]))
+    own, drafts = 5 * 3 * (2 + 2) * 64 * 4, 2 * 3 * ((3 + 2) * 192 + 8 * 16 * 16 + 2 * (192 + 8)) * 4
+    for family, num_bytes, kept in (("lfm2", own, 3), ("mamba2", drafts, 0)):
+        told = f"{num_bytes / 2**20:.1f} MiB for 2 sequences and {kept} kept prefixes."
+        assert f"States of recurrent layers of {family}: {told}" in caplog.text
+    for free, num_fitting in ((own // 5 * 2 + drafts // 2 * 2 - 1, 1), (own // 5, 0)):
+        memory = DeviceMemory(total=free, free=free)
+        with (
+            patch("paged_sdk.build.stateful.device_memory", return_value=memory),
+            pytest.raises(OutOfMemoryError, match=rf"for {num_fitting} sequences \(with_max_num_seqs\)"),
+        ):
             await TextSpeculativeBuilder(target, drafter, SpeculativeConfig(gamma=2)).build()
-        assert refused.value.setting in ("draft", "with_speculation")
-    builder = builder_of(lfm2)
-    with pytest.raises(ConfigError, match="recurrent layers"):
-        load_parts(builder.source, builder.settings, read_environment({}), proposer=NoDrafts())
+
+
+async def test_a_draft_model_keeps_no_prefixes_whatever_the_environment_asks_of_its_target(
+    mamba2: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MISTRALRS_PREFIX_CACHE_N", "4")
+    target = builder_of(tiny_checkpoint).without_paged_attn()
+    async with TextSpeculativeBuilder(target, builder_of(mamba2), SpeculativeConfig(gamma=2)).build() as model:
+        response = await model.send_completion_request(PROMPTS[0], GREEDY)
+        assert response.choices[0].text == await model.detokenize(continued(reference_of(tiny_checkpoint), PROMPTS[0]))
+
+
+async def test_the_end_of_a_drafted_answer_is_found_by_the_next_turn(lfm2: Path) -> None:
+    """Also if the last step's drafts went beyond the end of its last whole block."""
+    reference = reference_of(lfm2)
+    for num_tokens in (13, 14, 15, 16):
+        text = continued(reference, PROMPTS[0])[:num_tokens]
+        builder = builder_of(lfm2).with_paged_attn(pool(800))
+        parts = load_parts(
+            builder.source, builder.settings, read_environment({}), proposer=Prophet([*PROMPTS[0], *text])
+        )
+        async with Model(parts) as model:
+            sampling = evolve(GREEDY, max_len=num_tokens)
+            await model.send_completion_request(PROMPTS[0], sampling)
+            assert model.stats().accepted_tokens > 6
+            turn = [*PROMPTS[0], *text, 3, 4, 5, 6, 7, 8, 9, 10]
+            response = await model.send_completion_request(turn, GREEDY)
+            assert response.choices[0].text == await model.detokenize(continued(reference, turn))
+            cached = response.usage.prompt_tokens_details.cached_tokens
+            assert cached == (len(PROMPTS[0]) + num_tokens - 1) // 8 * 8
+
+
+class Prophet:
+    """Proposes the tokens of a known text."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+
+    def propose(self, sequences: Sequence[TokenSequence]) -> list[list[int]]:
+        return [list(self._tokens[len(each.token_ids) : len(each.token_ids) + 6]) for each in sequences]
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        """Do nothing."""
+
+    def reset(self) -> None:
+        """Do nothing."""
 
 
 async def test_one_device(lfm2: Path) -> None:
@@ -398,14 +472,16 @@ async def test_plans_count_states(lfm2: Path, tmp_path: Path) -> None:
     builder = builder_of(lfm2).with_paged_attn(pool(800)).with_max_num_seqs(3)
     plan = plan_memory(builder)
     assert plan.bytes_per_token == 2 * 2 * 16 * 4  # keys and values of one layer
-    assert plan.state_bytes == (3 + 16) * 3 * 2 * 64 * 4  # slots, layers, kept inputs, channels
-    assert plan_memory(builder.with_prefix_cache_n(None)).state_bytes == 3 * 3 * 2 * 64 * 4
+    assert plan.state_bytes == (3 + 16) * 3 * (2 + 8) * 64 * 4  # slots, layers, kept inputs with drafts', channels
+    assert plan_memory(builder.with_prefix_cache_n(None)).state_bytes == 3 * 3 * (2 + 8) * 64 * 4
+    few = builder.with_speculation(SpeculativeConfig(gamma=3))
+    assert plan_memory(few).state_bytes == (3 + 16) * 3 * (2 + 3) * 64 * 4
     assert plan_memory(TextModelBuilder(make_checkpoint("llama", tmp_path)).with_force_cpu()).state_bytes == 0
 
 
 async def test_kept_states_fit_the_memory(lfm2: Path, caplog: pytest.LogCaptureFixture) -> None:
     """They take half of what running sequences leave."""
-    builder, each = builder_of(lfm2).with_max_num_seqs(3).with_prefix_cache_n(10), 3 * 2 * 64 * 4
+    builder, each = builder_of(lfm2).with_max_num_seqs(3).with_prefix_cache_n(10), 3 * (2 + 8) * 64 * 4
     config = EngineConfig(max_num_seqs=3, prefix_cache_n=10)
     for free, kept in ((100 * each, 10), (3 * each + 8 * each, 4), (3 * each, 0)):
         with patch("paged_sdk.build.stateful.device_memory", return_value=DeviceMemory(total=free, free=free)):
@@ -431,7 +507,9 @@ async def test_a_model_without_attention_needs_no_memory_for_keys_and_values(mam
     plan = plan_memory(builder)
     assert (plan.bytes_per_token, plan.kv_bytes) == (0, 0)
     assert plan.kv_tokens == 3 * 4096  # as by default on the CPU
-    assert plan.state_bytes == (3 + 16) * 3 * (3 * (128 + 2 * 2 * 16) + 8 * 16 * 16) * 4
+    assert (
+        plan.state_bytes == (3 + 16) * 3 * ((3 + 8) * (128 + 2 * 2 * 16) + 8 * 16 * 16 + 8 * (128 + 2 * 2 * 16 + 8)) * 4
+    )
     assert plan_memory(builder.with_max_num_seqs(1)).kv_tokens == 10_016  # a text of the maximum length
     for memory, tokens in ((MemoryGpuConfig.MB(1), 3 * 4096), (MemoryGpuConfig.ContextSize(640), 640)):
         assert plan_memory(builder.with_paged_attn(PagedAttentionMeta(gpu_memory=memory))).kv_tokens == tokens

@@ -54,7 +54,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("run Hi -m llama --pa-memory-mb 99999999", 1, r"--pa-cache-type F8E4M3 has room for \d+ tokens"),
         ("run Hi -m bare", 1, "give one with --chat-template, or send plain text with --raw$"),
         ("run Hi -m lfm2 --max-seqs 999999999", 1, r"for \d+ sequences \(--max-seqs\)"),
-        ("run Hi -m lfm2 --speculate", 2, "Invalid value for --speculate: 16 is not allowed"),
+        (
+            "run Hi -m lfm2 --paged-attn off --prefix-cache-n 4",
+            2,
+            "Invalid value for --prefix-cache-n: 4 is not allowed",
+        ),
         ("run Hi -m llama --pa-cache-type q4", 2, "Invalid value for --pa-cache-type: 'q4' is not allowed"),
         ("run Hi -m llama --prefix-cache-dir kv --prefix-cache-n 0", 2, "which --prefix-cache-n or its variable"),
         ("run Hi -m llama --format gguf", 1, "--format plain loads Hugging Face checkpoints"),

@@ -132,6 +132,8 @@ class Configuration:
         cache = rng.choice(("auto", "auto", "f8e4m3", "q4", _CONTIGUOUS))
         if cache == "q4" and family not in (*tiny.FAMILIES, *RECURRENT):  # whose heads have 16 elements
             cache = "f8e4m3"
+        if family == "mamba2" and cache != _CONTIGUOUS:  # it has no attention
+            cache = "auto"
         # Without one arithmetic for every row count, coarser numbers would turn other last bits into other tokens.
         is_coarse = cache != _CONTIGUOUS and is_fused(family)
         weights = rng.choice((*_DTYPES, *rng.sample(_TYPES, 3))) if is_coarse else "float32"
@@ -164,10 +166,6 @@ class Configuration:
         return self.family in tiny.FAMILIES
 
     @property
-    def takes_drafts(self) -> bool:
-        return self.family not in STATEFUL
-
-    @property
     def ranks(self) -> bool:
         """Tell whether documents are ranked by what the model answers."""
         return self.family not in VISION
@@ -181,7 +179,8 @@ class Configuration:
     def overrides(self) -> dict[str, Any]:
         """Return in what the model's config departs from the family's."""
         of_heads = dict(_HEADS_OF_32) if self.cache == "q4" else {}
-        return of_heads | (dict(_WIDE) if self.is_wide else {})
+        of_states = {"num_heads": 32} if self.family == "mamba2" and self.is_wide else {}
+        return of_heads | of_states | (dict(_WIDE) if self.is_wide else {})
 
     def plain(self) -> Configuration:
         """Return the one with room for everything, in which nothing is cached, cut or guessed."""
@@ -218,7 +217,9 @@ class Configuration:
         builder = make(checkpoints.base(self)).with_force_cpu().with_num_threads(self.num_threads)
         builder = builder.with_max_model_len(self.max_model_len).with_max_num_batched_tokens(self.budget)
         builder = builder.with_max_num_seqs(self.max_num_seqs).with_max_slowdown(self.max_slowdown)
-        if self.cache != _CONTIGUOUS or self.takes_drafts:  # else there is none, and asking for one is refused
+        if (
+            self.cache != _CONTIGUOUS or self.family not in STATEFUL
+        ):  # else there is none, and asking for one is refused
             builder = builder.with_prefix_cache_n(16 if self.has_prefix_cache else None)
         quantized = self.weights not in _DTYPES
         builder = builder.with_isq(IsqType.parse(self.weights)) if quantized else builder.with_dtype(self.weights)
@@ -239,8 +240,6 @@ class Configuration:
 
     def make_proposer(self, checkpoints: Checkpoints) -> Proposer:
         """Make who guesses, by no clock."""
-        if not self.takes_drafts:
-            return NoDrafts()
         match self.proposer:
             case "none":
                 return NoDrafts()
@@ -274,8 +273,7 @@ def build_model(
     builder = configuration.builder(checkpoints)
     for name, content in adapters.items():
         builder = builder.with_adapter(checkpoints.adapter(content, configuration), name=name)
-    own = proposer if configuration.takes_drafts else None
-    return Model(load_parts(builder.source, builder.settings, read_environment({}), proposer=own))
+    return Model(load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer))
 
 
 class Checkpoints:

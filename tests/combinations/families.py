@@ -28,6 +28,21 @@ RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
     },
+    "qwen3_next": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "mlp_only_layers": [0],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+    "bamba": {**_MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1]},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "num_hidden_layers": 3},
     "granitemoehybrid": {
         **_MAMBA,
         "num_hidden_layers": 3,
@@ -46,7 +61,7 @@ RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 STATEFUL: Final = (*RECURRENT, "qwen3_5")
-"""Families with recurrent layers, which take no drafts."""
+"""Families with recurrent layers, whose prefix cache is not stored."""
 _LATENT: Final[Mapping[str, Mapping[str, Any]]] = {
     "youtu": {
         "num_key_value_heads": 4,

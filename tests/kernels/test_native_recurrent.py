@@ -69,6 +69,7 @@ class Delta:
         self.rates = (random(num_tokens, 2 * VALUE_HEADS) * 3).to(dtype)
         self.rate, self.step_bias, self.norm_weight = random(VALUE_HEADS).exp(), random(VALUE_HEADS), random(value_dim)
         self.pool = random(NUM_SLOTS, VALUE_HEADS, key_dim, value_dim)
+        self.kept = torch.empty(NUM_SLOTS, 0, self.channels + 2 * VALUE_HEADS)
         self.native = NativeGatedDelta(
             KEY_HEADS,
             key_dim,
@@ -129,7 +130,7 @@ def test_gated_delta(
     delta = Delta(sum(row[2] for row in step), dtype, key_dim, value_dim)
     rows, wide = rows_of(step, isa), delta.pool.double()
     expected = delta.expected(wide, rows)
-    got = delta.native.forward(delta.inputs, delta.rates, delta.gates, delta.pool, native(rows))
+    got = delta.native.forward(delta.inputs, delta.rates, delta.gates, delta.pool, delta.kept, native(rows))
     close(got, expected, times=20 if dtype is torch.float32 else 2)
     close(delta.pool, wide, times=20)
 
@@ -156,6 +157,7 @@ class Mamba:
         self.rate, self.step_bias, self.skip = random(HEADS).exp(), random(HEADS), random(HEADS)
         self.norm_weight = random(self.sizes[0]) if has_norm else None
         self.pool = random(NUM_SLOTS, HEADS, state_size, head_dim)
+        self.kept = torch.empty(NUM_SLOTS, 0, sum(self.sizes) + HEADS)
         self.native = NativeMamba2(
             head_dim,
             state_size,
@@ -207,7 +209,7 @@ def test_mamba2(
     mamba = Mamba(num_tokens, dtype, head_dim, state_size, has_norm=has_norm, gate_first=gate_first)
     rows, wide = rows_of(step, isa), mamba.pool.double()
     expected = mamba.expected(wide, rows)
-    got = mamba.native.forward(mamba.inputs, mamba.steps, mamba.gates, mamba.pool, native(rows))
+    got = mamba.native.forward(mamba.inputs, mamba.steps, mamba.gates, mamba.pool, mamba.kept, native(rows))
     close(got, expected, times=20 if dtype is torch.float32 else 2)
     close(mamba.pool, wide, times=20)
 
@@ -229,9 +231,9 @@ def test_neither_cuts_nor_company_nor_threads_change_a_bit() -> None:
             tokens = torch.cat([torch.arange(start, start + n) + (0 if slot == 1 else 40) for slot, start, n in step])
             inputs, gates = delta.inputs[tokens], delta.gates[tokens]
             outs[0][tokens] = conv.forward(inputs[:, :channels], pools[0], rows)
-            outs[1][tokens] = delta.native.forward(inputs, delta.rates[tokens], gates, pools[1], rows)
+            outs[1][tokens] = delta.native.forward(inputs, delta.rates[tokens], gates, pools[1], delta.kept, rows)
             inputs, steps, gates = (each[tokens] for each in (mamba.inputs, mamba.steps, mamba.gates))
-            outs[2][tokens] = mamba.native.forward(inputs, steps, gates, pools[2], rows)
+            outs[2][tokens] = mamba.native.forward(inputs, steps, gates, pools[2], mamba.kept, rows)
         return [*outs, *pools]
 
     whole = run([[(1, 0, 40), (2, 0, 20)]])
@@ -247,15 +249,15 @@ def test_neither_cuts_nor_company_nor_threads_change_a_bit() -> None:
 def test_what_is_not_finite_stays_in_its_row() -> None:
     delta = Delta(3, torch.float32, 32, 32)
     rows = native(rows_of(STEPS["decodes"]))
-    expected = delta.native.forward(delta.inputs, delta.rates, delta.gates, delta.pool.clone(), rows)
+    expected = delta.native.forward(delta.inputs, delta.rates, delta.gates, delta.pool.clone(), delta.kept, rows)
     delta.inputs[1] = torch.nan
-    got = delta.native.forward(delta.inputs, delta.rates, delta.gates, delta.pool, rows)
+    got = delta.native.forward(delta.inputs, delta.rates, delta.gates, delta.pool, delta.kept, rows)
     assert got[1].isnan().all()
     assert torch.equal(got[[0, 2]], expected[[0, 2]])
     mamba = Mamba(3, torch.float32, 32, 32, has_norm=True, gate_first=True)
-    expected = mamba.native.forward(mamba.inputs, mamba.steps, mamba.gates, mamba.pool.clone(), rows)
+    expected = mamba.native.forward(mamba.inputs, mamba.steps, mamba.gates, mamba.pool.clone(), mamba.kept, rows)
     mamba.inputs[1] = torch.nan
-    got = mamba.native.forward(mamba.inputs, mamba.steps, mamba.gates, mamba.pool, rows)
+    got = mamba.native.forward(mamba.inputs, mamba.steps, mamba.gates, mamba.pool, mamba.kept, rows)
     assert got[1].isnan().all()
     assert torch.equal(got[[0, 2]], expected[[0, 2]])
 
@@ -270,18 +272,18 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="x"):
         conv.forward(torch.ones(2, 32), torch.ones(NUM_SLOTS, 3, 32), rows)
     with pytest.raises(ConfigError, match="pool"):
-        conv.forward(torch.ones(3, 32), torch.ones(NUM_SLOTS, 4, 32), rows)
+        conv.forward(torch.ones(3, 32), torch.ones(NUM_SLOTS, 2, 32), rows)
     delta = Delta(3, torch.float32, 32, 32)
     with pytest.raises(ConfigError, match="rates"):
-        delta.native.forward(delta.inputs, delta.rates.half(), delta.gates, delta.pool, rows)
+        delta.native.forward(delta.inputs, delta.rates.half(), delta.gates, delta.pool, delta.kept, rows)
     with pytest.raises(ConfigError, match="pool"):
-        delta.native.forward(delta.inputs, delta.rates, delta.gates, delta.pool.double(), rows)
+        delta.native.forward(delta.inputs, delta.rates, delta.gates, delta.pool.double(), delta.kept, rows)
     assert not NativeMamba2.serves(torch.float32, 24, 128)
     assert not NativeMamba2.serves(torch.float32, 64, 126)
     assert not NativeMamba2.serves(torch.float32, 64, 260)
     assert not NativeMamba2.serves(torch.float64, 64, 128)
     mamba = Mamba(3, torch.float32, 32, 32, has_norm=False, gate_first=True)
     with pytest.raises(ConfigError, match="steps"):
-        mamba.native.forward(mamba.inputs, mamba.steps.half(), mamba.gates, mamba.pool, rows)
+        mamba.native.forward(mamba.inputs, mamba.steps.half(), mamba.gates, mamba.pool, mamba.kept, rows)
     with pytest.raises(ConfigError, match="pool"):
-        mamba.native.forward(mamba.inputs, mamba.steps, mamba.gates, mamba.pool.double(), rows)
+        mamba.native.forward(mamba.inputs, mamba.steps, mamba.gates, mamba.pool.double(), mamba.kept, rows)

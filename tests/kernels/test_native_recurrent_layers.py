@@ -27,6 +27,7 @@ from paged_sdk.kernels.native.projection import Projection
 from paged_sdk.kernels.native.recurrent import NativeGatedDelta, NativeMamba2, NativeRecurrentRows, NativeShortConv
 from paged_sdk.kernels.native.recurrent_layer import RecurrentMixing
 from paged_sdk.kernels.recurrent_step import RecurrentRows
+from paged_sdk.kernels.row_drafts import RowDrafts
 from paged_sdk.kernels.short_conv import short_conv
 
 pytestmark = needs_library
@@ -233,7 +234,10 @@ class Stack:
                 return RecurrentMixing(conv=conv, states=(kept,))
         packed = [pack_dense(library(isa), [each.contiguous()], (len(each), HIDDEN), torch.float32) for each in rates]
         states = torch.full((len(LENGTHS), *shape), torch.nan)
-        return RecurrentMixing(conv=conv, rule=rule, rates=tuple(map(Projection, packed)), states=(kept, states))
+        drafts = torch.empty(len(LENGTHS), 0, rule.channels + sum(map(len, rates)) + (0 if rates else SCAN_HEADS))
+        return RecurrentMixing(
+            conv=conv, rule=rule, rates=tuple(map(Projection, packed)), states=(kept, states, drafts)
+        )
 
 
 def _whole(count: int) -> RecurrentRows:
@@ -356,7 +360,7 @@ def test_what_does_not_fit_is_refused() -> None:
     assert other is not None
     changes: list[tuple[DecoderLayer, dict[str, Any], str]] = [
         (delta, {"recurrent": evolve(mixing, rates=())}, "12 rows of 64 columns, in at most two matrices"),
-        (delta, {"recurrent": evolve(mixing, states=mixing.states[:1])}, "another one with a rule"),
+        (delta, {"recurrent": evolve(mixing, states=mixing.states[:1])}, "two others with a rule"),
         (delta, {"recurrent": evolve(mixing, conv=other.conv)}, "256, as the rule has"),
         (delta, {"recurrent": other}, "shapes of a layer's weights"),
         (delta, {"qkv": delta.qkv[:1]}, "shapes of a layer's weights"),
@@ -372,7 +376,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for layer, change, allowed in changes:
         with pytest.raises(ConfigError, match=allowed):
             evolve(layer, **change)
-    wrong_states = evolve(mixing, states=(mixing.states[0], mixing.states[1][:, 1:]))
+    wrong_states = evolve(mixing, states=(mixing.states[0], mixing.states[1][:, 1:], mixing.states[2]))
     with pytest.raises(ConfigError, match=r"contiguous torch.float32 \[num_slots, 6, 16, 32\]"):
         NativeDecoder(workspace(), [evolve(delta, recurrent=wrong_states)])
     decoder, own = stack.decoder(isa), texts()
@@ -383,3 +387,6 @@ def test_what_does_not_fit_is_refused() -> None:
     for states in (None, fewer):
         with pytest.raises(ConfigError, match="of 5 tokens, with recurrent layers"):
             decoder(own[3], [stack.rope(torch.arange(5))], torch.arange(5), batch, states=states)
+    guessed = RecurrentRows([0], [3], [5], drafts=RowDrafts((0,), (0,), (2,)), device=CPU, workspace=workspace()).native
+    with pytest.raises(ConfigError, match="rows of at most 0 drafts"):
+        decoder(own[3], [stack.rope(torch.arange(5))], torch.arange(5), batch, states=guessed)

@@ -197,10 +197,15 @@ def reference_scores(reference: PreTrainedModel) -> Tensor:
 
 
 def backend_of(
-    model: DecoderModel, cache_type: PagedCacheType | None = None, workspace: Workspace | None = None
+    model: DecoderModel,
+    cache_type: PagedCacheType | None = None,
+    workspace: Workspace | None = None,
+    num_drafts: int = 0,
 ) -> StatefulBackend:
     """Make memory for four texts: contiguous KV, or a pool. With a workspace, recurrent layers run natively, as
     does attention over a pool.
+
+    :param num_drafts: most drafts of a text per step
     """
     attending = model.config.of_layers(model.config.attention_layers)
     inner: AttentionBackend = ContiguousBackend(attending, dtype=model.dtype, device=CPU)
@@ -210,13 +215,21 @@ def backend_of(
         settings = PoolSettings(block_size=16, dtype=model.dtype, device=CPU, cache_type=cache_type)
         native = None if workspace is None else partial(NativePagedBackend, workspace=workspace)
         inner = (native or PagedBackend)(attending, settings, 64)
-    return StatefulBackend(inner, model.config, num_slots=4, dtype=model.dtype, device=CPU, workspace=workspace)
+    return StatefulBackend(
+        inner, model.config, num_slots=4, num_drafts=num_drafts, dtype=model.dtype, device=CPU, workspace=workspace
+    )
 
 
-def step(model: CausalModel, backend: AttentionBackend, rows: Sequence[tuple[Sequence[int], int, int]]) -> list[Tensor]:
+def step(
+    model: CausalModel,
+    backend: AttentionBackend,
+    rows: Sequence[tuple[Sequence[int], int, int]],
+    num_drafts: int = 0,
+) -> list[Tensor]:
     """Run one step.
 
     :param rows: per row its new tokens, how many came before, and its slot
+    :param num_drafts: how many of each row's tokens, the last ones, are drafts
     """
     is_paged = isinstance(backend, StatefulBackend) and isinstance(backend._inner, PagedBackend)
     step_rows = [
@@ -227,6 +240,7 @@ def step(model: CausalModel, backend: AttentionBackend, rows: Sequence[tuple[Seq
             range(slot * 16, slot * 16 + 16) if is_paged else [slot],
             start + len(tokens),
             num_logits=len(tokens),
+            num_drafts=num_drafts,
             state_slot=slot,
         )
         for tokens, start, slot in rows
@@ -332,6 +346,23 @@ def test_copied_states_go_on_alone() -> None:
     (own,) = step(exact, backend, [(PROMPT[70:], 70, 1)])
     (expected,) = step(exact, backend_of(exact), [(PROMPT, 0, 0)])
     torch.testing.assert_close(own, expected[70:], rtol=0, atol=1e-5)  # logits are float32
+
+
+@pytest.mark.parametrize("num_right", [0, 2, 3])
+def test_a_copied_state_goes_through_the_drafts_that_were_right(num_right: int) -> None:
+    reference, _ = models("qwen3_5_text")
+    exact = ours(reference, dtype=torch.float64)
+    backend = backend_of(exact, num_drafts=3)
+    step(exact, backend, [(PROMPT[:70], 0, 0)])
+    drafts = [*PROMPT[71 : 71 + num_right], 9, 9, 9][:3]
+    step(exact, backend, [([PROMPT[70], *drafts], 70, 0)], num_drafts=3)
+    end = 71 + num_right
+    backend.copy([(0, 1, end)])
+    backend.copy_states([(0, 1)])
+    step(exact, backend, [([5, 6], end, 0)])  # another text from here on
+    (own,) = step(exact, backend, [(PROMPT[end:], end, 1)])
+    (expected,) = step(exact, backend_of(exact), [(PROMPT, 0, 0)])
+    torch.testing.assert_close(own, expected[end:], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", CONFIGS)

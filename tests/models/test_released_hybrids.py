@@ -229,5 +229,5 @@ def test_configs_are_read_as_by_transformers(name: str, tmp_path: Path) -> None:
     assert len(own.attention_layers) == num_attending
     mambas = [each for each in own.recurrent_layers.values() if isinstance(each, Mamba2Config)]
     assert {each.parts for each in mambas} == ({parts} if parts else set())
-    assert round(state_bytes(own, torch.bfloat16) / 2**20) == mebibytes
+    assert round(state_bytes(own, torch.bfloat16, 0) / 2**20) == mebibytes
     assert own.ropes[0].rotates == (name in _WITH_POSITIONS)

@@ -535,7 +535,8 @@ void compare_recurrent(Levels& levels) {
   constexpr int kInputs = 2 * kKeyHeads * kKey + kValueHeads * kValue, kOutputs = kValueHeads * kValue;
   const std::vector<int64_t> slots{2, 0}, first_tokens{0, 1, kTokens};
   const std::vector<uint8_t> is_new{0, 1};
-  const paged_recurrent_rows rows{slots.data(), first_tokens.data(), is_new.data(), 2, 0};
+  paged_recurrent_rows rows{};
+  rows.slots = slots.data(), rows.first_tokens = first_tokens.data(), rows.is_new = is_new.data(), rows.num_rows = 2;
   const std::vector<float> x = random.normal(3 * kTokens * kChannels), weight = random.normal(kTaps * kChannels);
   const std::vector<float> bias = random.normal(kChannels), kept = random.normal(3 * (kTaps - 1) * kChannels);
   const std::vector<float> inputs = random.normal(kTokens * kInputs), rates = random.normal(kTokens * 2 * kValueHeads);

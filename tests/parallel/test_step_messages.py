@@ -22,6 +22,7 @@ def test_every_field_of_a_row_arrives() -> None:
         num_prompt_tokens=4,
         kv_version=8,
         num_logits=2,
+        num_drafts=1,
         is_long=True,
         adapter=9,
         adapter_start=1,

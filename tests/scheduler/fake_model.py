@@ -22,6 +22,7 @@ from shadow_states import ShadowStates, check_states
 
 VOCAB = 5
 STOP = 0
+MOST_DRAFTS = 3  # of a text per step, of a model with recurrent layers
 
 
 def next_token(mark: int, choice_index: int) -> int:
@@ -59,7 +60,7 @@ class Harness:
     has_states: bool = False
     store: FakeStore | None = None
     manager: KvManager = field(init=False)
-    states: ShadowStates = field(factory=ShadowStates)
+    states: ShadowStates = field(factory=lambda: ShadowStates(MOST_DRAFTS))
     scheduler: Scheduler = field(init=False)
     shadow: ShadowKv = field(init=False)
     num_steps: int = 0
@@ -92,7 +93,10 @@ class Harness:
         )
         if self.has_states:
             self.manager = StatefulKvManager(
-                self.manager, num_running=config.max_num_seqs, num_kept=config.num_kept_states
+                self.manager,
+                num_running=config.max_num_seqs,
+                num_kept=config.num_kept_states,
+                num_drafts=MOST_DRAFTS,
             )
         self.scheduler = Scheduler(config, self.manager, store=self.store)
         self.shadow = ShadowKv(config.block_size if config.paged else None)
@@ -191,7 +195,7 @@ class Harness:
             rows = output.message().rows
             assert len({row.state_slot for row in rows}) == len(rows)
             for step_row, marks in zip(rows, histories, strict=True):
-                self.states.advance(step_row.state_slot, marks, step_row.start, step_row.end)
+                self.states.advance(step_row.state_slot, marks, step_row.start, step_row.end, step_row.num_drafts)
         for row, marks in zip(output.scheduled, histories, strict=True):
             prompt_end = row.sequence.num_prompt_tokens
             for position in range(row.start, row.end):

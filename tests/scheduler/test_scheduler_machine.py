@@ -222,13 +222,9 @@ class ContiguousSwitchMachine(SwitchMachine):
 
 
 class StatefulMachine(PagedMachine):
-    """Texts of a model whose recurrent layers keep a state for each; such a model has no drafts."""
+    """Texts of a model whose recurrent layers keep a state for each, with room for a few drafts."""
 
     has_states = True
-
-    @rule()
-    def step_with_drafts(self) -> None:
-        self.harness.step()
 
 
 class WindowStatefulMachine(StatefulMachine):

@@ -16,21 +16,23 @@ from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.recurrent_step import RecurrentRows, RecurrentStep
 from paged_sdk.kernels.rotary import Rotation
+from paged_sdk.kernels.row_drafts import RowDrafts
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.types.step import StepRow
 
 __all__ = ["StatefulBackend", "state_bytes", "stateful_storage"]
 
 
-def state_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+def state_bytes(config: DecoderConfig, dtype: torch.dtype, num_drafts: int) -> int:
     """Return the bytes of one sequence's states in all recurrent layers.
 
     :param dtype: the model's dtype
+    :param num_drafts: most drafts of a sequence per step
     """
     return sum(
         torch.Size(each.shape).numel() * _state_dtype(dtype, in_float32=each.in_float32).itemsize
         for layer in config.recurrent_layers.values()
-        for each in layer.states
+        for each in layer.states(num_drafts)
     )
 
 
@@ -39,6 +41,7 @@ def stateful_storage(
     config: DecoderConfig,
     *,
     num_slots: int,
+    num_drafts: int,
     dtype: torch.dtype,
     device: torch.device,
     workspace: Workspace | None,
@@ -48,12 +51,19 @@ def stateful_storage(
     :param inner: stores the KV of the layers with attention
     :param config: the shape of the whole model
     :param num_slots: number of sequences with a state
+    :param num_drafts: most drafts of a sequence per step
     :param workspace: of the native CPU kernels; None: they are unavailable
     """
 
     def make(num_blocks: int) -> StatefulBackend:
         return StatefulBackend(
-            inner.make(num_blocks), config, num_slots=num_slots, dtype=dtype, device=device, workspace=workspace
+            inner.make(num_blocks),
+            config,
+            num_slots=num_slots,
+            num_drafts=num_drafts,
+            dtype=dtype,
+            device=device,
+            workspace=workspace,
         )
 
     return evolve(inner, make=make)
@@ -63,9 +73,11 @@ class StatefulBackend(AttentionBackend):
     """Keeps a state per slot and recurrent layer, ``[num_slots, ...]``, and the KV of layers with attention in another
     backend. There may be no recurrent layers: then it numbers the layers with attention among those of MLPs alone.
 
-    Slots are not cleared: a row that begins its sequence does not read what its slot holds.
+    Slots are not cleared: a row that begins its sequence does not read what its slot holds. The state of a row with
+    drafts stays behind, as it is before them, until the next row says which of them were right by where it starts.
 
     :param inner: keeps the KV of the layers with attention, which it numbers from 0
+    :param num_drafts: most drafts of a row
     :param workspace: of the native CPU kernels, which compute recurrent layers on the CPU; None: torch operations do
     """
 
@@ -75,6 +87,7 @@ class StatefulBackend(AttentionBackend):
         config: DecoderConfig,
         *,
         num_slots: int,
+        num_drafts: int = 0,
         dtype: torch.dtype,
         device: torch.device,
         workspace: Workspace | None = None,
@@ -83,15 +96,21 @@ class StatefulBackend(AttentionBackend):
         self._workspace = workspace if device.type == "cpu" else None
         self._device = device
         self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
-        self._states: dict[int, tuple[Tensor, ...]] = {
-            layer: tuple(
+        self._states: dict[int, tuple[Tensor, ...]] = {}
+        self._own_states: list[Tensor] = []
+        self._draft_inputs: list[Tensor] = []  # a quarter of the memory of some models, seldom copied
+        for layer, recurrent in config.recurrent_layers.items():
+            shapes = recurrent.states(num_drafts)
+            states = [
                 torch.zeros(
                     num_slots, *each.shape, dtype=_state_dtype(dtype, in_float32=each.in_float32), device=device
                 )
-                for each in recurrent.states
-            )
-            for layer, recurrent in config.recurrent_layers.items()
-        }
+                for each in shapes
+            ]
+            self._states[layer] = tuple(states)
+            for each, state in zip(shapes, states, strict=True):
+                (self._draft_inputs if each.of_drafts else self._own_states).append(state)
+        self._behind: dict[int, int] = {}  # by slot of a row with drafts: the tokens that its state has gone through
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """See :meth:`AttentionBackend.prepare`. No two rows may have the same slot."""
@@ -99,6 +118,7 @@ class StatefulBackend(AttentionBackend):
             [row.state_slot for row in rows],
             [row.start for row in rows],
             [row.num_new_tokens for row in rows],
+            drafts=self._drafts(rows),
             device=self._device,
             workspace=self._workspace,
         )
@@ -111,13 +131,35 @@ class StatefulBackend(AttentionBackend):
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
         """See :meth:`AttentionBackend.copy_states`."""
         sources, targets = (torch.tensor(slots, device=self._device) for slots in zip(*copies, strict=True))
-        for states in self._states.values():
-            for state in states:
-                state[targets] = state[sources]
+        behind = {target: self._behind[source] for source, target in copies if source in self._behind}
+        for state in (*self._own_states, *(self._draft_inputs if behind else ())):
+            state[targets] = state[sources]
+        for _, target in copies:
+            self._behind.pop(target, None)
+        self._behind |= behind
 
     def release(self, kv_ids: Iterable[int]) -> None:
         """See :meth:`AttentionBackend.release`."""
         self._inner.release(kv_ids)
+
+    def _drafts(self, rows: Sequence[StepRow]) -> RowDrafts | None:
+        """Return the rows' drafts, and note which states stay behind."""
+        behind = self._behind
+        if not self._states or not (behind or any(row.num_drafts for row in rows)):
+            return None
+        replayed, earlier, new = ([0] * len(rows) for _ in range(3))
+        for place, row in enumerate(rows):
+            known_end = row.end - row.num_drafts
+            passed = behind.pop(row.state_slot, None)
+            if passed is not None and row.start:
+                replayed[place] = min(row.start, known_end) - passed
+                assert replayed[place] >= 0, f"the state of {row} has gone through {passed} tokens"
+            if row.num_drafts:
+                earlier[place] = max(row.start - known_end, 0)
+                new[place] = row.num_drafts - earlier[place]
+                behind[row.state_slot] = known_end
+        drafts = RowDrafts(tuple(replayed), tuple(earlier), tuple(new))
+        return drafts if drafts.most else None
 
     @property
     def num_bytes(self) -> int:

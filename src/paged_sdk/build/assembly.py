@@ -15,7 +15,7 @@ from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.adapters import load_adapters, make_bank
 from paged_sdk.build.device_setup import alone_on, loading_memory_errors, prepare_thread
 from paged_sdk.build.device_steps import make_device_decoding
-from paged_sdk.build.draft import load_draft, make_draft_model
+from paged_sdk.build.draft import config_of_draft, draft_state_bytes, load_draft, make_draft_model
 from paged_sdk.build.encoder_memory import encoder_bytes
 from paged_sdk.build.encoder_trial import encode_for_trial
 from paged_sdk.build.free_memory import return_free_memory
@@ -51,7 +51,6 @@ from paged_sdk.config.env import Environment, read_launch
 from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.engine.engine import Engine
-from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
@@ -172,8 +171,6 @@ def _load(
     loaded = load_weights(loading, group=group)
     draft = load_draft(loaded, loading)
     model, settings, placement = loaded.model, loading.settings, loaded.placement
-    if proposer is not None and model.config.recurrent_layers:
-        raise ConfigError.of("proposer", proposer, "none for a model with recurrent layers")
     config = resolve_engine_config(
         model.config, settings, loading.environment, devices=placement.devices, max_model_len=loaded.max_model_len
     )
@@ -185,7 +182,14 @@ def _load(
         has_states=bool(model.config.recurrent_layers),
         is_divided=group is not None,
     )
-    config = fit_kept_states(config, model.config, loaded.dtype, device=placement.embedding)
+    is_beside = draft is not None and draft.placement.embedding == placement.embedding
+    config = fit_kept_states(
+        config,
+        model.config,
+        loaded.dtype,
+        device=placement.embedding,
+        beside=0 if draft is None or not is_beside else draft_state_bytes(draft, config),
+    )
     open_files = partial(
         open_block_files,
         config=config,
@@ -321,6 +325,9 @@ def _with_pool(
     if group is not None and on_devices is None:  # the pools of all ranks share this machine's memory
         placed[0] = (shape_of_ranks(loaded.shape, group.size), loaded.placement)
     activations = with_states(activations, loaded.model.config, config, loaded.dtype, device=device)
+    if draft is not None:
+        own = config_of_draft(draft, config)
+        activations = with_states(activations, draft.model.config, own, draft.dtype, device=draft.placement.embedding)
     config = size_pools(config, placed, dtype=loaded.dtype, activations=activations)
     if on_devices is not None:
         config = evolve(config, num_blocks=on_devices.smallest(config.num_blocks))
@@ -335,13 +342,11 @@ def _proposer(
     config: EngineConfig,
     scheduler: Scheduler,
     workspace: Workspace | None,
-) -> Proposer | None:
-    """Make the proposer of drafts: forced tokens and texts, and the draft model if there is one. None if the model has
-    recurrent layers, whose states do not go back to before a rejected draft.
-    """
-    if loaded.model.config.recurrent_layers:
-        return None
-    proposer = ForcedTokens(_text_proposer(config, scheduler))
+) -> Proposer:
+    """Make the proposer of drafts: forced tokens and texts, and the draft model if there is one."""
+    has_states = bool(loaded.model.config.recurrent_layers)
+    most = config.drafts_per_state if has_states else config.gamma or SpeculativeConfig().gamma
+    proposer = ForcedTokens(_text_proposer(config, scheduler, most))
     if draft is None:
         return proposer
     own = make_draft_model(
@@ -355,10 +360,13 @@ def _proposer(
     return SeveralProposers((proposer, own))
 
 
-def _text_proposer(config: EngineConfig, scheduler: Scheduler) -> TextProposer:
-    """Make the proposer of drafts from texts: from predictions, and from earlier text if speculation is on."""
+def _text_proposer(config: EngineConfig, scheduler: Scheduler, most: int) -> TextProposer:
+    """Make the proposer of drafts from texts: from predictions, and from earlier text if speculation is on.
+
+    :param most: maximum number of drafts of a sequence
+    """
     return TextProposer(
-        config.gamma or SpeculativeConfig().gamma,
+        most,
         looks_back=config.gamma > 0,
         shares_texts=config.prefix_cache_n > 0,
         times=scheduler.costs.times,

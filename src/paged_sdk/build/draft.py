@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from paged_sdk.attention.recurrent import state_bytes
 from paged_sdk.build.device_setup import loading_memory_errors
 from paged_sdk.build.device_steps import compile_argmax, compile_steps, live_compilations
 from paged_sdk.build.fusing import fuse
@@ -13,7 +14,6 @@ from paged_sdk.build.loaded_model import LoadedModel, load_weights
 from paged_sdk.build.loading import Loading
 from paged_sdk.build.location import model_path
 from paged_sdk.build.sizing import resolve_draft
-from paged_sdk.build.stateful import refuse_draft
 from paged_sdk.build.vocabulary import check_same_tokens
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kernels.native.library import Workspace
@@ -21,29 +21,53 @@ from paged_sdk.runner.draft_model import DraftModel
 from paged_sdk.scheduler.draft_account import DraftBalance
 from paged_sdk.scheduler.step_times import StepTimes
 
-__all__ = ["load_draft", "make_draft_model"]
+__all__ = ["config_of_draft", "draft_state_bytes", "load_draft", "make_draft_model"]
 
 
 def load_draft(target: LoadedModel, loading: Loading) -> LoadedModel | None:
     """Load a target's draft model, if one is requested.
 
     :param loading: the target's
-    :raises ConfigError: the vocabularies differ, it has recurrent layers, or its keys cannot be stored as its target's
+    :raises ConfigError: the vocabularies differ, or its keys cannot be stored as its target's
     """
     source = resolve_draft(loading.settings, loading.environment)
     if source is None:
         return None
     path = model_path(source.model, source.settings)
     loading.check_cancelled()
-    # Its KV is of the target's type, whatever its own builder says.
+    # Its KV is of the target's type, whatever its own builder says, and so is its prefix cache: see config_of_draft.
     asked = loading.settings
-    settings = evolve(source.settings, paged_attn=asked.paged_attn, paged_meta=asked.paged_meta)
+    settings = evolve(source.settings, paged_attn=asked.paged_attn, paged_meta=asked.paged_meta, prefix_cache_n=0)
     with loading_memory_errors(path):
         draft = load_weights(evolve(loading, path=path, settings=settings, encoder=None, backends=()))
-    refuse_draft(draft.model.config, source.model.location)
     check_same_tokens(target.text.tokenizer, draft.text.tokenizer, source.model.location)
     draft.text.close()
     return draft
+
+
+def config_of_draft(draft: LoadedModel, config: EngineConfig) -> EngineConfig:
+    """Return the settings of a draft model.
+
+    :param config: the target's settings
+    """
+    shape = draft.model.config
+    return evolve(
+        config,
+        max_model_len=draft.max_model_len,
+        sliding_window=shape.window,
+        rope_switch=shape.rope_switch,
+        prefix_cache_dir=None,  # its blocks are not stored
+        # States of prefixes would take as much memory again, and chunks would have to end where they are kept.
+        prefix_cache_n=0 if shape.recurrent_layers else config.prefix_cache_n,
+    )
+
+
+def draft_state_bytes(draft: LoadedModel, config: EngineConfig) -> int:
+    """Return the bytes of one sequence's states in a draft model's recurrent layers; 0: it has none.
+
+    :param config: the target's settings
+    """
+    return state_bytes(draft.model.config, draft.dtype, config_of_draft(draft, config).drafts_per_state)
 
 
 def make_draft_model(
@@ -62,14 +86,7 @@ def make_draft_model(
     :param times: step times of the target
     :param balance: time that drafts have gained and lost so far
     """
-    shape = draft.model.config
-    own = evolve(
-        config,
-        max_model_len=draft.max_model_len,
-        sliding_window=shape.window,
-        rope_switch=shape.rope_switch,
-        prefix_cache_dir=None,  # its blocks are not stored
-    )
+    shape, own = draft.model.config, config_of_draft(draft, config)
     backend = make_storage(draft, own, workspace).make(own.num_blocks)
     model = fuse(draft.model, backend, draft.settings)
     on_cuda = all(device.type == "cuda" for device in draft.placement.devices)

@@ -140,7 +140,12 @@ def make_kv_manager(config: EngineConfig, shape: DecoderConfig) -> KvManager:
     kv = _make_kv_manager(config)
     if not shape.recurrent_layers:
         return kv
-    return StatefulKvManager(kv, num_running=config.max_num_seqs, num_kept=config.num_kept_states)
+    return StatefulKvManager(
+        kv,
+        num_running=config.max_num_seqs,
+        num_kept=config.num_kept_states,
+        num_drafts=config.drafts_per_state,
+    )
 
 
 def _make_kv_manager(config: EngineConfig) -> KvManager:

@@ -81,6 +81,7 @@ def _states(attending: KvStorage, loaded: LoadedModel, config: EngineConfig, wor
         attending,
         loaded.model.config,
         num_slots=config.num_state_slots,
+        num_drafts=config.drafts_per_state,
         dtype=loaded.dtype,
         device=loaded.placement.embedding,
         workspace=workspace,

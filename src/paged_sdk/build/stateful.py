@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from attrs import evolve
 
@@ -12,13 +10,13 @@ from paged_sdk.build.sizing import paging_asked
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.config.env import DRAFT_MODEL, GAMMA, PREFIX_CACHE_N, Environment
+from paged_sdk.config.env import PREFIX_CACHE_N, Environment
 from paged_sdk.errors import ConfigError, OutOfMemoryError
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
 from paged_sdk.runner.device import device_memory
 
-__all__ = ["check_stateful", "fit_kept_states", "refuse_draft", "refuse_ranks", "states_of", "with_states"]
+__all__ = ["check_stateful", "fit_kept_states", "refuse_ranks", "states_of", "with_states"]
 
 _log = get_logger(__name__)
 
@@ -42,15 +40,6 @@ def check_stateful(
     if paging_asked(settings, environment) is False and asked[1]:
         reason = f"{shape.model_type} has recurrent layers, whose states are kept for paged KV only"
         raise ConfigError.of(*asked, f"0 without paged attention: {reason}")
-    drafts: Sequence[tuple[str, object]] = (
-        ("with_speculation", settings.gamma),
-        ("draft", None if settings.draft is None else settings.draft.model.location),
-        *(((GAMMA, environment.gamma), (DRAFT_MODEL, environment.draft_model)) if settings.gamma is None else ()),
-    )
-    for setting, value in drafts:
-        if value:
-            reason = f"{shape.model_type} has recurrent layers, whose states do not go back to before a rejected draft"
-            raise ConfigError.of(setting, value, f"no speculation: {reason}")
 
 
 def refuse_ranks(shape: DecoderConfig, setting: str, size: int) -> None:
@@ -62,17 +51,14 @@ def refuse_ranks(shape: DecoderConfig, setting: str, size: int) -> None:
         raise ConfigError.of(setting, size, f"1: recurrent layers, which {shape.model_type} has, are not divided")
 
 
-def refuse_draft(shape: DecoderConfig, location: str) -> None:
-    """Check that a draft model has no recurrent layers.
-
-    :raises ConfigError: it has
-    """
-    if shape.recurrent_layers:
-        raise ConfigError.of("draft", location, f"a model without recurrent layers, which {shape.model_type} has")
-
-
 def fit_kept_states(
-    config: EngineConfig, shape: DecoderConfig, dtype: torch.dtype, *, device: torch.device, taken: int = 0
+    config: EngineConfig,
+    shape: DecoderConfig,
+    dtype: torch.dtype,
+    *,
+    device: torch.device,
+    taken: int = 0,
+    beside: int = 0,
 ) -> EngineConfig:
     """Return the configuration with as many states of prefixes as fit, at most those that are asked for. They may take
     half of the memory that weights and the states of running sequences leave; the other half is left to KV and steps.
@@ -80,20 +66,21 @@ def fit_kept_states(
     :param dtype: the model's dtype
     :param device: the device of the recurrent layers
     :param taken: bytes of its free memory that something else will take
+    :param beside: bytes of each running sequence's state in a draft model that is there, too
     :raises OutOfMemoryError: the states of running sequences do not fit
     """
-    if not shape.recurrent_layers:
+    if not shape.recurrent_layers and not beside:
         return config
-    each, free = state_bytes(shape, dtype), max(0, device_memory(device).free - taken)
-    running = config.max_num_seqs * each
+    each, free = state_bytes(shape, dtype, config.drafts_per_state), max(0, device_memory(device).free - taken)
+    running = config.max_num_seqs * (each + beside)
     if running > free:
         raise OutOfMemoryError(
             f"the states of recurrent layers of {config.max_num_seqs} sequences need {running / 2**20:.1f} MiB, but "
-            f"{free / 2**20:.1f} MiB are available, for {free // each} sequences (with_max_num_seqs)",
+            f"{free / 2**20:.1f} MiB are available, for {free // (each + beside)} sequences (with_max_num_seqs)",
             needed=running,
             available=free,
         )
-    kept = min(config.num_kept_states, (free - running) // 2 // each)
+    kept = min(config.num_kept_states, (free - running) // 2 // each) if each else config.num_kept_states
     if kept == config.num_kept_states:
         return config
     _log.info(
@@ -107,7 +94,7 @@ def states_of(shape: DecoderConfig, config: EngineConfig, dtype: torch.dtype) ->
 
     :param dtype: the model's dtype
     """
-    return config.num_state_slots * state_bytes(shape, dtype)
+    return config.num_state_slots * state_bytes(shape, dtype, config.drafts_per_state)
 
 
 def with_states(
@@ -127,7 +114,8 @@ def with_states(
         return activations
     num_bytes = states_of(shape, config, dtype)
     _log.info(
-        "States of recurrent layers: %.1f MiB for %d sequences and %d kept prefixes.",
+        "States of recurrent layers of %s: %.1f MiB for %d sequences and %d kept prefixes.",
+        shape.model_type,
         num_bytes / 2**20,
         config.max_num_seqs,
         config.num_kept_states,

@@ -15,10 +15,12 @@ class StateShape:
 
     :ivar shape: its dimensions
     :ivar in_float32: whether it is at least float32, because every token adds to it; False: it has the model's dtype
+    :ivar of_drafts: whether only drafts fill it
     """
 
     shape: tuple[int, ...]
     in_float32: bool = False
+    of_drafts: bool = False
 
 
 @frozen(kw_only=True)
@@ -35,10 +37,12 @@ class ShortConvConfig:
     kernel_size: int
     bias: bool = False
 
-    @property
-    def states(self) -> tuple[StateShape, ...]:
-        """Return the state: the convolution's last inputs."""
-        return (StateShape((self.kernel_size - 1, self.channels)),)
+    def states(self, num_drafts: int) -> tuple[StateShape, ...]:
+        """Return the state: the convolution's last inputs, with those of drafts.
+
+        :param num_drafts: most drafts of a sequence per step
+        """
+        return (StateShape((self.kernel_size - 1 + num_drafts, self.channels)),)
 
 
 @frozen(kw_only=True)
@@ -77,12 +81,16 @@ class GatedDeltaConfig:
         """Return the channels of the convolution: queries, keys and values."""
         return 2 * self.key_width + self.value_width
 
-    @property
-    def states(self) -> tuple[StateShape, ...]:
-        """Return the state: the convolution's last inputs, and a matrix for each head of values."""
+    def states(self, num_drafts: int) -> tuple[StateShape, ...]:
+        """Return the state: the convolution's last inputs, with those of drafts; a matrix for each head of values; and
+        what the rule reads of drafts.
+
+        :param num_drafts: most drafts of a sequence per step
+        """
         return (
-            StateShape((self.kernel_size - 1, self.channels)),
+            StateShape((self.kernel_size - 1 + num_drafts, self.channels)),
             StateShape((self.num_value_heads, self.key_dim, self.value_dim), in_float32=True),
+            StateShape((num_drafts, self.channels + 2 * self.num_value_heads), in_float32=True, of_drafts=True),
         )
 
 
@@ -136,12 +144,16 @@ class Mamba2Config:
         """Return the channels of the convolution: inputs, B and C."""
         return sum(self.parts[1:4])
 
-    @property
-    def states(self) -> tuple[StateShape, ...]:
-        """Return the state: the convolution's last inputs, and a matrix for each head."""
+    def states(self, num_drafts: int) -> tuple[StateShape, ...]:
+        """Return the state: the convolution's last inputs, with those of drafts; a matrix for each head; and what the
+        state space reads of drafts.
+
+        :param num_drafts: most drafts of a sequence per step
+        """
         return (
-            StateShape((self.kernel_size - 1, self.channels)),
+            StateShape((self.kernel_size - 1 + num_drafts, self.channels)),
             StateShape((self.num_heads, self.state_size, self.head_dim), in_float32=True),
+            StateShape((num_drafts, self.channels + self.num_heads), in_float32=True, of_drafts=True),
         )
 
 

@@ -117,7 +117,7 @@ class SequenceKvManager:
             self.prefix_queries += len(token_ids)
             self.prefix_hits += prefix.num_tokens
 
-    def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
+    def grow(self, table: KvTable, start: int, num_tokens: int, *, num_drafts: int = 0) -> int:
         """Grant all tokens: slots grow as needed."""
         return num_tokens
 

@@ -24,6 +24,8 @@ class KvTable:
     :ivar capacity: tokens of the sequence that may be written without calling ``grow``
     :ivar next_commit: number of computed tokens from which ``commit`` has something to do
     :ivar state_slot: where the sequence's state in recurrent layers is, while the table is in use; 0 if there are none
+    :ivar state_end: how many tokens this state has gone through, if the sequence's last row had drafts; 0: all before
+        its next row
     :ivar num_first_blocks: full blocks that the sequence had when the table was filled
     :ivar num_known_blocks: leading blocks whose KV was cached then, with or without a state at their end
     :ivar output_state: the hash under which a state amid the sequence's output is kept; None: none is
@@ -53,6 +55,7 @@ class KvTable:
         "num_published",
         "output_state",
         "source",
+        "state_end",
         "state_slot",
         "version",
     )
@@ -78,6 +81,7 @@ class KvTable:
         self.epoch: int = 0
         self.version: int = 0
         self.state_slot: int = 0
+        self.state_end: int = 0
         self.num_first_blocks: int = 0
         self.num_known_blocks: int = 0
         self.output_state: bytes | None = None
@@ -230,11 +234,12 @@ class KvManager(Protocol):
         """Fill an empty table with ``prefix``, which ``match`` has just returned for it."""
         ...
 
-    def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
+    def grow(self, table: KvTable, start: int, num_tokens: int, *, num_drafts: int = 0) -> int:
         """Add capacity to write the KV of tokens ``start`` to ``start + num_tokens``, in memory that no other table
         refers to.
 
         :param start: tokens of the sequence that are computed, or will be by steps in flight
+        :param num_drafts: how many of the tokens, the last ones, are drafts
         :returns: how many of the tokens fit; may be 0
         """
         ...

@@ -140,7 +140,7 @@ class KvCacheManager:
                 self.prefix_queries += len(token_ids)
                 self.prefix_hits += prefix.num_tokens
 
-    def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
+    def grow(self, table: KvTable, start: int, num_tokens: int, *, num_drafts: int = 0) -> int:
         """Copy shared blocks that would be written, and take new ones."""
         end = start + num_tokens
         if end <= table.capacity:

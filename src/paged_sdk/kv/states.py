@@ -19,7 +19,8 @@ class StatefulKvManager:
     KV of a prefix is of use only with the state at its end, and a state is passed once. So it is copied when a step
     begins at the end of a block: where a prompt's chunk has ended, for which chunks are cut to whole blocks; where
     texts that begin alike part; and where a block of output has become full, of which each sequence keeps only the
-    last.
+    last. After a step with drafts, the state is that before them, with all that is needed to take it through those that
+    were right: a copy serves for the end of a block among these, too.
 
     The device executes steps in order, copies before rows, so slots may be given away at once, and a copy reads the
     state that earlier steps leave even if they are in flight.
@@ -27,10 +28,12 @@ class StatefulKvManager:
     :param kv: manages the KV of the layers with attention; contiguous KV must keep no prefixes
     :param num_running: slots of running sequences
     :param num_kept: slots of copies, least recently used evicted first; 0: the KV manager keeps no prefixes
+    :param num_drafts: most drafts of a sequence per step, for which slots have room
     """
 
-    def __init__(self, kv: KvManager, *, num_running: int, num_kept: int) -> None:
+    def __init__(self, kv: KvManager, *, num_running: int, num_kept: int, num_drafts: int = 0) -> None:
         self._kv = kv
+        self._num_drafts = num_drafts
         self._blocks = kv if isinstance(kv, KvCacheManager) and num_kept else None
         self._free = list(reversed(range(num_running)))
         self._free_kept = list(reversed(range(num_running, num_running + num_kept)))
@@ -78,7 +81,7 @@ class StatefulKvManager:
         self._kv.restore(digests, stored)
 
     def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
-        return self._kv.fits(prefix, num_tokens, num_growing=num_growing)
+        return bool(self._free) and self._kv.fits(prefix, num_tokens, num_growing=num_growing)
 
     def attach(self, table: KvTable, prefix: Prefix, token_ids: list[int]) -> None:
         """Give the sequence a slot, too, with a copy of the state at the end of ``prefix``. Without a prefix the slot
@@ -92,17 +95,21 @@ class StatefulKvManager:
             self._kept.move_to_end(digest)
             self._copy(self._kept[digest], table.state_slot)
 
-    def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
-        """Keep a copy of the state if it is that at the end of a block, and cut several tokens to whole blocks."""
+    def grow(self, table: KvTable, start: int, num_tokens: int, *, num_drafts: int = 0) -> int:
+        """Keep a copy of the state if it serves for the end of a block, and cut prompts to whole blocks. Drafts beyond
+        those for which slots have room are not granted.
+        """
+        num_known = num_tokens - num_drafts
+        num_tokens = num_known + min(num_drafts, self._num_drafts)
         if self._blocks is None or not self._blocks.shares(table):
             return self._kv.grow(table, start, num_tokens)
-        size = self._blocks.block_size
-        num_blocks = start // size
-        if num_blocks and start % size == 0 and len(table.hashes) >= num_blocks:
-            self._keep(table, table.hashes[num_blocks - 1], is_output=num_blocks > table.num_first_blocks)
-        granted = self._kv.grow(table, start, self._cut(table, start, start + num_tokens) - start)
+        self._keep_before(table, start, table.state_end or start)
+        end = start + num_tokens
+        granted = self._kv.grow(table, start, (end if num_drafts else self._cut(table, start, end)) - start)
+        table.state_end = start + num_known if granted > num_known else 0
         if num_tokens > 1:
-            table.capacity = min(table.capacity, start + granted)  # so that the next chunk comes by here
+            # So that the next row comes by here: a chunk's, or the one that takes the state through drafts.
+            table.capacity = min(table.capacity, start + min(granted, num_known))
         return granted
 
     def commit(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
@@ -118,11 +125,15 @@ class StatefulKvManager:
         return child
 
     def free(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
-        """Take the slot back, too."""
+        """Take the slot back, too. If the last row had drafts, no later one has kept what serves for the end of a block
+        among them. With that row in flight, the state will have gone through more than ``num_computed`` tokens.
+        """
+        if self._blocks is not None and self._blocks.shares(table) and table.state_end:
+            self._keep_before(table, num_computed, table.state_end)
         self._kv.free(table, token_ids, num_computed)
         self._copies.pop(table.state_slot, None)
         self._free.append(table.state_slot)
-        table.state_slot, table.output_state = 0, None
+        table.state_slot, table.state_end, table.output_state = 0, 0, None
 
     @property
     def can_pin(self) -> bool:
@@ -176,6 +187,17 @@ class StatefulKvManager:
         if cut == end == table.num_first_blocks * size:
             cut -= size  # a text of whole blocks: who has the same computes its last token
         return cut if start < cut else end
+
+    def _keep_before(self, table: KvTable, end: int, state_end: int) -> None:
+        """Keep a copy of a table's state if a block ends among the tokens that it leads to.
+
+        :param end: how many tokens are computed
+        :param state_end: how many of these the state has gone through; the others were right drafts
+        """
+        assert self._blocks is not None
+        num_blocks = end // self._blocks.block_size
+        if num_blocks and num_blocks * self._blocks.block_size >= state_end and len(table.hashes) >= num_blocks:
+            self._keep(table, table.hashes[num_blocks - 1], is_output=num_blocks > table.num_first_blocks)
 
     def _keep(self, table: KvTable, digest: bytes, *, is_output: bool) -> None:
         """Keep a copy of a table's state, unless there is one of the same tokens.

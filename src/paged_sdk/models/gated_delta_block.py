@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.recurrent import GatedDeltaConfig
+from paged_sdk.kernels.drafted_rule import apply_rule
 from paged_sdk.kernels.gated_delta import gated_delta_rule
 from paged_sdk.kernels.native.recurrent import NativeGatedDelta, NativeShortConv
-from paged_sdk.kernels.recurrent_step import RecurrentStep
+from paged_sdk.kernels.recurrent_step import RecurrentRows, RecurrentStep
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.short_conv import short_conv
 from paged_sdk.kernels.step import StepContext
@@ -71,9 +74,9 @@ class GatedDeltaBlock:
         rates = self.rates.forward(x, ctx)
         if self.native is not None and step.rows.native is not None:
             conv, rule = self.native
-            conv_pool, pool = step.states[self._layer]
+            conv_pool, pool, kept = step.states[self._layer]
             mixed = conv.forward(inner, conv_pool, step.rows.native)
-            return self.output.forward(rule.forward(mixed, rates, gates, pool, step.rows.native), ctx)
+            return self.output.forward(rule.forward(mixed, rates, gates, pool, kept, step.rows.native), ctx)
         return self.output.forward(self._mix(inner, rates, gates, step), ctx)
 
     def _mix(self, inner: Tensor, rates: Tensor, gates: Tensor, step: RecurrentStep) -> Tensor:
@@ -84,22 +87,30 @@ class GatedDeltaBlock:
         :param gates: ``[num_tokens, value_width]``
         :returns: like ``gates``
         """
-        config = self._config
-        conv_pool, pool = step.states[self._layer]
-        strength, decay = rates.chunk(2, -1)
+        conv_pool, pool, kept = step.states[self._layer]
         inner = F.silu(short_conv(inner, self._conv, None, conv_pool, step.rows))
+        read = apply_rule(self._apply, (inner, rates), pool, kept, step.rows)
+        gates = torch.unflatten(gates, -1, (-1, self._config.value_dim)).to(self._rate.dtype)
+        return (self._norm.forward(read) * F.silu(gates)).to(inner.dtype).flatten(1)
+
+    def _apply(self, inputs: Sequence[Tensor], pool: Tensor, rows: RecurrentRows) -> Tensor:
+        """Apply the rule.
+
+        :param inputs: queries, keys and values, ``[num_tokens, channels]``, and rates
+        :returns: ``[num_tokens, num_value_heads, value_dim]``
+        """
+        config, (inner, rates) = self._config, inputs
+        strength, decay = rates.chunk(2, -1)
         query, key, value = torch.split(inner, [config.key_width, config.key_width, config.value_width], -1)
-        read = gated_delta_rule(
+        return gated_delta_rule(
             torch.unflatten(query, -1, (-1, config.key_dim)),
             torch.unflatten(key, -1, (-1, config.key_dim)),
             torch.unflatten(value, -1, (-1, config.value_dim)),
             -self._rate * F.softplus(decay.to(self._rate.dtype) + self._step_bias),
             strength.sigmoid(),
             pool,
-            step.rows,
+            rows,
         )
-        gates = torch.unflatten(gates, -1, (-1, config.value_dim)).to(self._rate.dtype)
-        return (self._norm.forward(read) * F.silu(gates)).to(inner.dtype).flatten(1)
 
     def _find_native(self) -> tuple[NativeShortConv, NativeGatedDelta] | None:
         """Return the native kernels for the CPU, or None if they do not have this dtype and these sizes."""

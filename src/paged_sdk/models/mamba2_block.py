@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.recurrent import Mamba2Config
+from paged_sdk.kernels.drafted_rule import apply_rule
 from paged_sdk.kernels.mamba2 import selective_scan
 from paged_sdk.kernels.native.recurrent import NativeMamba2, NativeShortConv
-from paged_sdk.kernels.recurrent_step import RecurrentStep
+from paged_sdk.kernels.recurrent_step import RecurrentRows, RecurrentStep
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.short_conv import short_conv
 from paged_sdk.kernels.step import StepContext
@@ -77,9 +80,9 @@ class Mamba2Block:
         gates, inner, steps = torch.split(projected, [config.width, config.channels, config.num_heads], -1)
         if self.native is not None and step.rows.native is not None:
             conv, scan = self.native
-            conv_pool, pool = step.states[self._layer]
+            conv_pool, pool, kept = step.states[self._layer]
             mixed = conv.forward(inner, conv_pool, step.rows.native)
-            read = scan.forward(mixed, steps, gates, pool, step.rows.native)
+            read = scan.forward(mixed, steps, gates, pool, kept, step.rows.native)
         else:
             read = self._mix(inner, steps, gates, step)
         output = self.output.forward(read, ctx)
@@ -93,9 +96,23 @@ class Mamba2Block:
         :param gates: ``[num_tokens, num_heads * head_dim]``
         :returns: like ``gates``
         """
-        config = self._config
-        conv_pool, pool = step.states[self._layer]
+        conv_pool, pool, kept = step.states[self._layer]
         inner = F.silu(short_conv(inner, self._conv, self._conv_bias, conv_pool, step.rows))
+        out = apply_rule(self._scan, (inner, steps), pool, kept, step.rows)
+        gate = F.silu(gates.to(out.dtype))
+        if self._norm is None:
+            return (out * gate).to(inner.dtype)
+        if self._config.gate_first:
+            return self._normed(out * gate).to(inner.dtype)
+        return (self._normed(out) * gate).to(inner.dtype)
+
+    def _scan(self, inputs: Sequence[Tensor], pool: Tensor, rows: RecurrentRows) -> Tensor:
+        """Take states through tokens, with the skip connection.
+
+        :param inputs: inputs, B and C, ``[num_tokens, channels]``, and step sizes
+        :returns: ``[num_tokens, num_heads * head_dim]``
+        """
+        config, (inner, steps) = self._config, inputs
         x, write, read = torch.split(inner, list(config.parts[1:4]), -1)
         x = torch.unflatten(x, -1, (-1, config.head_dim)).to(self._rate.dtype)
         size = F.softplus(steps.to(self._rate.dtype) + self._step_bias)
@@ -106,15 +123,9 @@ class Mamba2Block:
             size,
             -self._rate * size,
             pool,
-            step.rows,
+            rows,
         )
-        out = (out + x * self._skip.unsqueeze(-1)).flatten(1)
-        gate = F.silu(gates.to(out.dtype))
-        if self._norm is None:
-            return (out * gate).to(inner.dtype)
-        if config.gate_first:
-            return self._normed(out * gate).to(inner.dtype)
-        return (self._normed(out) * gate).to(inner.dtype)
+        return (out + x * self._skip.unsqueeze(-1)).flatten(1)
 
     def _normed(self, x: Tensor) -> Tensor:
         """Normalize the columns of each group of heads, ``[num_tokens, num_heads * head_dim]``."""

@@ -121,7 +121,9 @@ class DraftState:
         return count
 
     def row(self, num_tokens: int, *, num_logits: int) -> StepRow:
-        """Make a step's row of the next tokens without KV."""
+        """Make a step's row of the next tokens without KV. From the sequence's last token on they are drafts: see
+        :meth:`take_in`.
+        """
         start, sequence = self.num_computed, self.sequence
         num_known = len(sequence.token_ids)
         token_ids = sequence.token_ids[start : start + num_tokens]
@@ -135,4 +137,6 @@ class DraftState:
             sequence.num_prompt_tokens,
             self.table.version,
             num_logits,
+            max(start + num_tokens - num_known + 1, 0),
+            state_slot=self.table.state_slot,
         )

@@ -122,6 +122,7 @@ class SchedulerOutput:
                     num_prompt_tokens=sequence.num_prompt_tokens,
                     kv_version=sequence.table.version,
                     num_logits=num_logits,
+                    num_drafts=len(drafts),
                     is_long=sequence.is_long,
                     adapter=None if sequence.request.adapter is None else sequence.request.adapter.number,
                     adapter_start=sequence.request.adapter_start,

@@ -397,7 +397,7 @@ class Scheduler:
         most = min(most, sequence.end_length - sequence.length, len(drafts))
         if self._waiting:
             most = min(most, sequence.table.capacity - row.start - 1)
-        most = self._kv.grow(sequence.table, row.start, 1 + most) - 1 if most > 0 else 0
+        most = self._kv.grow(sequence.table, row.start, 1 + most, num_drafts=most) - 1 if most > 0 else 0
         if most < 1:
             return 0
         row.draft_token_ids = drafts[:most]

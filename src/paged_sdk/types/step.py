@@ -33,6 +33,8 @@ class StepRow:
         change it
     :ivar num_logits: number of tokens, counted from the last, whose logits or hidden states are needed; for the others
         a model need compute only their KV
+    :ivar num_drafts: how many of the tokens, the last ones, are drafts; the sequence's next row starts after those that
+        were right. More than it has tokens: they follow the drafts of the last row, which are drafts still
     :ivar is_long: whether the sequence has outgrown the trained context, so that all its keys use LongRoPE's long
         frequencies
     :ivar adapter: the number of the adapter to apply; None: none
@@ -49,6 +51,7 @@ class StepRow:
     num_prompt_tokens: int
     kv_version: int = 0
     num_logits: int = 0
+    num_drafts: int = 0
     is_long: bool = False
     adapter: int | None = None
     adapter_start: int = 0

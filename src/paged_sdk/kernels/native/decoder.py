@@ -103,7 +103,9 @@ class NativeDecoder:
         self._max_interleaved = workspace.library.max_interleaved
         self._shared = shared
         self._layers = tuple(layers)
-        self._is_recurrent = any(layer.recurrent is not None for layer in layers)
+        recurrent = [layer.recurrent for layer in layers if layer.recurrent is not None]
+        self._is_recurrent = bool(recurrent)
+        self._most_drafts = min((each.most_drafts for each in recurrent), default=0)
         inputs = [layer.layer_input for layer in layers if layer.layer_input is not None]
         self._input_columns = max((each.column + each.size for each in inputs), default=0)
         num_ropes = 1 + max(layer.rope for layer in layers)
@@ -276,6 +278,8 @@ class NativeDecoder:
         if self._is_recurrent if states is None else states.num_tokens != num_tokens:
             found = None if states is None else f"of {states.num_tokens} tokens"
             raise ConfigError.of("states", found, f"of {num_tokens} tokens, with recurrent layers")
+        if states is not None and states.num_drafts:
+            states.check_drafts(self._most_drafts, self._workspace)
         if layer_inputs is not None:
             _check_contiguous("layer_inputs", layer_inputs, (num_tokens, columns), torch.float32)
         layers = range(len(self._layers)) if layers is None else layers

@@ -21,8 +21,9 @@ class RecurrentMixing:
     :ivar conv: the convolution, with SiLU if something follows it, and otherwise between gates
     :ivar rule: what follows the convolution; None: nothing
     :ivar rates: project to the rule's :attr:`~NativeGatedDelta.num_rates`, if it has any: one matrix, or two
-    :ivar states: the inputs that the convolution keeps, ``[num_slots, kernel_size - 1, channels]``, and the states of
-        the rule, ``[num_slots, ...]`` float32
+    :ivar states: the inputs that the convolution keeps, ``[num_slots, kernel_size - 1 + most_drafts, channels]``; with
+        a rule its states, ``[num_slots, ...]`` float32, and the inputs that it keeps of drafts, ``[num_slots,
+        most_drafts, ...]`` float32
     """
 
     conv: NativeShortConv
@@ -42,13 +43,18 @@ class RecurrentMixing:
         """Return the width of the result."""
         return self.conv.channels if self.rule is None else self.rule.width
 
+    @property
+    def most_drafts(self) -> int:
+        """Return for how many drafts of a row the states have room."""
+        return self.conv.most_drafts(self.states[0])
+
     def check(self, hidden_size: int) -> None:
         """Check that all shapes fit.
 
         :raises ConfigError: they do not
         """
-        if len(self.states) != (1 if self.rule is None else 2):
-            raise ConfigError.of("states", len(self.states), "one tensor, and another one with a rule")
+        if len(self.states) != (1 if self.rule is None else 3):
+            raise ConfigError.of("states", len(self.states), "one tensor, and two others with a rule")
         if self.rule is not None and self.rule.channels != self.conv.channels:
             raise ConfigError.of("conv.channels", self.conv.channels, f"{self.rule.channels}, as the rule has")
         due = 0 if self.rule is None else self.rule.num_rates
@@ -63,8 +69,8 @@ class RecurrentMixing:
         target.conv = self.conv.describe(self.states[0])
         match self.rule:
             case NativeGatedDelta() as rule:
-                target.delta = rule.describe(self.states[1])
+                target.delta = rule.describe(*self.states[1:])
             case NativeMamba2() as rule:
-                target.scan = rule.describe(self.states[1])
+                target.scan = rule.describe(*self.states[1:])
         target.num_rates = len(self.rates)
         return [rates.describe(place) for place, rates in zip(target.rates, self.rates, strict=False)]

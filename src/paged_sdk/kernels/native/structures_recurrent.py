@@ -14,6 +14,10 @@ class RecurrentTokens(Structure):
         ("slots", c_void_p),
         ("first_tokens", c_void_p),
         ("is_new", c_void_p),
+        ("num_replayed", c_void_p),
+        ("num_earlier", c_void_p),
+        ("num_drafts", c_void_p),
+        ("guessed", c_void_p),
         ("num_rows", c_int32),
         ("reserved", c_int32),
     )
@@ -39,6 +43,8 @@ class ShortConv(Structure):
         ("dtype", c_int32),
         ("pool_dtype", c_int32),
         ("num_threads", c_int32),
+        ("most_drafts", c_int32),
+        ("reserved", c_int32),
     )
 
 
@@ -54,6 +60,7 @@ class GatedDelta(Structure):
         ("step_bias", c_void_p),
         ("norm_weight", c_void_p),
         ("pool", c_void_p),
+        ("kept", c_void_p),
         ("out", c_void_p),
         ("inputs_stride", c_int64),
         ("rates_stride", c_int64),
@@ -65,7 +72,7 @@ class GatedDelta(Structure):
         ("dtype", c_int32),
         ("num_threads", c_int32),
         ("norm_eps", c_float),
-        ("reserved", c_int32),
+        ("most_drafts", c_int32),
     )
 
 
@@ -82,6 +89,7 @@ class Mamba2(Structure):
         ("skip", c_void_p),
         ("norm_weight", c_void_p),
         ("pool", c_void_p),
+        ("kept", c_void_p),
         ("read", c_void_p),
         ("out", c_void_p),
         ("inputs_stride", c_int64),
@@ -96,5 +104,5 @@ class Mamba2(Structure):
         ("dtype", c_int32),
         ("num_threads", c_int32),
         ("norm_eps", c_float),
-        ("reserved", c_int32),
+        ("most_drafts", c_int32),
     )

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "activations.h"
+#include "draft_inputs.h"
 #include "functions.h"
 #include "linear.h"
 #include "pool.h"
@@ -40,8 +40,16 @@ inline void load_scaled(const Matrix& x, int64_t row, int64_t col, int size, flo
   for (int c = 0; c < size; c += 16) store_floats(out + c, mul(load_floats(out + c), factor));
 }
 
-inline void load_tokens(const paged_gated_delta_args& args, int64_t begin, int count, int head, DeltaTokens& out) {
-  const Matrix inputs{args.inputs, args.inputs_stride, args.dtype}, rates{args.rates, args.rates_stride, args.dtype};
+inline RuleInputs inputs_of(const paged_gated_delta_args& args) {
+  return {{args.inputs, args.inputs_stride, args.dtype},
+          {args.rates, args.rates_stride, args.dtype},
+          2 * args.key_heads * args.key_dim + args.value_heads * args.value_dim,
+          2 * args.value_heads};
+}
+
+inline void load_tokens(const paged_gated_delta_args& args, const RuleInputs& x, int64_t begin, int count, int head,
+                        DeltaTokens& out) {
+  const Matrix &inputs = x.inputs, &rates = x.rates;
   const int dim = args.key_dim, source = head / (args.value_heads / args.key_heads);
   const float query_length = 1.0f / std::sqrt(static_cast<float>(dim));
   for (int t = 0; t < count; ++t) {
@@ -99,9 +107,8 @@ inline void update_columns(const float* query, const float* key, float decay, fl
 }
 
 template <int kVectors>
-inline void update_all(const paged_gated_delta_args& args, int64_t begin, int count, int64_t value_col, int col,
-                       float* state, DeltaTokens& tokens) {
-  const Matrix inputs{args.inputs, args.inputs_stride, args.dtype};
+inline void update_all(const paged_gated_delta_args& args, const Matrix& inputs, int64_t begin, int count,
+                       int64_t value_col, int col, float* state, DeltaTokens& tokens) {
   for (int t = 0; t < count; ++t) {
     Floats value[kVectors];
     for (int v = 0; v < kVectors; ++v) value[v] = inputs.load(begin + t, value_col + col + 16 * v);
@@ -110,23 +117,30 @@ inline void update_all(const paged_gated_delta_args& args, int64_t begin, int co
   }
 }
 
-// Applies the rule to the tokens of a row, for one head.
-inline void apply_delta_rule(const paged_gated_delta_args& args, int64_t row, int head) {
+// Takes the state of a head through some tokens, and calls `use` with what up to kDeltaTokens of them read.
+template <class Use>
+inline void apply_to(const paged_gated_delta_args& args, const RuleInputs& x, int64_t first, int64_t end, int head,
+                     float* state, const Use& use) {
   DeltaTokens tokens;
   const int dim = args.value_dim;
-  const int64_t size = int64_t{args.key_dim} * dim;
   const int64_t value_col = int64_t{2} * args.key_heads * args.key_dim + int64_t{head} * dim;
-  float* const state = args.pool + (args.rows.slots[row] * args.value_heads + head) * size;
-  if (args.rows.is_new[row] != 0) std::memset(state, 0, sizeof(float) * size);
+  for (int64_t begin = first; begin < end; begin += kDeltaTokens) {
+    const int count = static_cast<int>(std::min<int64_t>(kDeltaTokens, end - begin));
+    load_tokens(args, x, begin, count, head, tokens);
+    int col = 0;
+    for (; col + 32 <= dim; col += 32) update_all<2>(args, x.inputs, begin, count, value_col, col, state, tokens);
+    if (col < dim) update_all<1>(args, x.inputs, begin, count, value_col, col, state, tokens);
+    use(begin, count, tokens);
+  }
+}
+
+// Applies the rule to the tokens of a row, for one head.
+inline void apply_delta_rule(const paged_gated_delta_args& args, int64_t row, int head, int thread) {
+  const int dim = args.value_dim;
+  const int64_t size = int64_t{args.key_dim} * dim;
   const Matrix gates{args.gates, args.gates_stride, args.dtype};
   const Output out{args.out, int64_t{args.value_heads} * dim, args.dtype, {}};
-  const int64_t end = args.rows.first_tokens[row + 1];
-  for (int64_t begin = args.rows.first_tokens[row]; begin < end; begin += kDeltaTokens) {
-    const int count = static_cast<int>(std::min<int64_t>(kDeltaTokens, end - begin));
-    load_tokens(args, begin, count, head, tokens);
-    int col = 0;
-    for (; col + 32 <= dim; col += 32) update_all<2>(args, begin, count, value_col, col, state, tokens);
-    if (col < dim) update_all<1>(args, begin, count, value_col, col, state, tokens);
+  const auto gate = [&](int64_t begin, int count, DeltaTokens& tokens) {
     for (int t = 0; t < count; ++t) {
       normalize(tokens.read[t], dim, args.norm_weight, args.norm_eps);
       for (int c = 0; c < dim; c += 16) {
@@ -134,7 +148,14 @@ inline void apply_delta_rule(const paged_gated_delta_args& args, int64_t row, in
         out.store(begin + t, at, mul(load_floats(tokens.read[t] + c), activate(gates.load(begin + t, at), PAGED_SILU)));
       }
     }
-  }
+  };
+  float* const state = args.pool + (args.rows.slots[row] * args.value_heads + head) * size;
+  take_through(args, row, inputs_of(args), state, size, thread,
+               [&](const RuleInputs& x, int64_t first, int64_t end, float* through, bool is_read) {
+                 apply_to(args, x, first, end, head, through, [&](int64_t begin, int count, DeltaTokens& tokens) {
+                   if (is_read) gate(begin, count, tokens);
+                 });
+               });
 }
 
 // Cost of a token and head, in byte multiply-adds (pool.h): some 2 us at 128 keys and values.
@@ -144,8 +165,13 @@ inline int64_t delta_cost(const paged_gated_delta_args& args) { return int64_t{4
 inline Task apply_gated_delta(Job& job, const paged_gated_delta_args args) {
   const int64_t heads = args.value_heads, rows = args.rows.num_rows;
   const int64_t cost = args.rows.first_tokens[rows] * delta_cost(args) / rows;
-  co_await job.phase(rows * heads, cost, [&](int64_t first, int64_t last, int) {
-    for (int64_t i = first; i < last; ++i) apply_delta_rule(args, i / heads, static_cast<int>(i % heads));
+  co_await job.phase(rows * heads, cost, [&](int64_t first, int64_t last, int thread) {
+    for (int64_t i = first; i < last; ++i) apply_delta_rule(args, i / heads, static_cast<int>(i % heads), thread);
+  });
+  if (args.rows.num_drafts == nullptr) co_return;
+  const RuleInputs x = inputs_of(args);
+  co_await job.phase(rows, 2 * row_cost(x.num_inputs), [&](int64_t first, int64_t last, int) {
+    for (int64_t row = first; row < last; ++row) keep_drafts(args.rows, row, x, args.kept, args.most_drafts);
   });
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "activations.h"
+#include "draft_inputs.h"
 #include "functions.h"
 #include "linear.h"
 #include "pool.h"
@@ -29,14 +30,16 @@ struct ScanTokens {
   float step[kScanTokens];
 };
 
-inline void load_vector(const Matrix& from, int64_t row, int64_t col, int size, float* out) {
-  int c = 0;
-  for (; c + 16 <= size; c += 16) store_floats(out + c, from.load(row, col + c));
-  for (; c < size; ++c) out[c] = from.at(row, col + c);
+inline RuleInputs inputs_of(const paged_mamba2_args& args) {
+  return {{args.inputs, args.inputs_stride, args.dtype},
+          {args.steps, args.steps_stride, args.dtype},
+          args.heads * args.head_dim + 2 * args.groups * args.state_size,
+          args.heads};
 }
 
-inline void load_tokens(const paged_mamba2_args& args, int64_t begin, int count, int head, ScanTokens& out) {
-  const Matrix inputs{args.inputs, args.inputs_stride, args.dtype}, steps{args.steps, args.steps_stride, args.dtype};
+inline void load_tokens(const paged_mamba2_args& args, const RuleInputs& x, int64_t begin, int count, int head,
+                        ScanTokens& out) {
+  const Matrix &inputs = x.inputs, &steps = x.rates;
   const int64_t width = int64_t{args.heads} * args.head_dim, group = head / (args.heads / args.groups);
   const int size = args.state_size;
   for (int t = 0; t < count; ++t) {
@@ -77,18 +80,17 @@ inline void scan_rows(ScanTokens& tokens, int count, int row, int col, float* st
     for (int v = 0; v < kVectors; ++v) store_floats(state + static_cast<int64_t>(row + r) * head_dim + 16 * v, s[r][v]);
 }
 
-// Computes what the tokens of a row read of one head's state, with the skip connection.
-inline void scan_head(const paged_mamba2_args& args, int64_t row, int head) {
+// Takes the state of a head through some tokens, and writes what they read of it, with the skip connection, to rows of
+// `read`; null: it is not needed.
+inline void scan_tokens(const paged_mamba2_args& args, const RuleInputs& x, int64_t first, int64_t end, int head,
+                        float* state, float* read) {
   ScanTokens tokens;
   const int dim = args.head_dim;
-  const int64_t size = int64_t{args.state_size} * dim, width = int64_t{args.heads} * dim;
-  float* const state = args.pool + (args.rows.slots[row] * args.heads + head) * size;
-  if (args.rows.is_new[row] != 0) std::memset(state, 0, sizeof(float) * size);
+  const int64_t width = int64_t{args.heads} * dim;
   const Floats skip = broadcast(args.skip[head]);
-  const int64_t end = args.rows.first_tokens[row + 1];
-  for (int64_t begin = args.rows.first_tokens[row]; begin < end; begin += kScanTokens) {
+  for (int64_t begin = first; begin < end; begin += kScanTokens) {
     const int count = static_cast<int>(std::min<int64_t>(kScanTokens, end - begin));
-    load_tokens(args, begin, count, head, tokens);
+    load_tokens(args, x, begin, count, head, tokens);
     for (int t = 0; t < count; ++t)
       for (int c = 0; c < dim; c += 16) store_floats(tokens.read[t] + c, mul(skip, load_floats(tokens.x[t] + c)));
     for (int n = 0; n < args.state_size; n += kScanRows) {
@@ -96,9 +98,20 @@ inline void scan_head(const paged_mamba2_args& args, int64_t row, int head) {
       for (; col + 32 <= dim; col += 32) scan_rows<2>(tokens, count, n, col, state + col, dim);
       if (col < dim) scan_rows<1>(tokens, count, n, col, state + col, dim);
     }
+    if (read == nullptr) continue;
     for (int t = 0; t < count; ++t)
-      std::memcpy(args.read + (begin + t) * width + int64_t{head} * dim, tokens.read[t], sizeof(float) * dim);
+      std::memcpy(read + (begin + t) * width + int64_t{head} * dim, tokens.read[t], sizeof(float) * dim);
   }
+}
+
+// Computes what the tokens of a row read of one head's state.
+inline void scan_head(const paged_mamba2_args& args, int64_t row, int head, int thread) {
+  const int64_t size = int64_t{args.state_size} * args.head_dim;
+  float* const state = args.pool + (args.rows.slots[row] * args.heads + head) * size;
+  take_through(args, row, inputs_of(args), state, size, thread,
+               [&](const RuleInputs& x, int64_t first, int64_t end, float* through, bool is_read) {
+                 scan_tokens(args, x, first, end, head, through, is_read ? args.read : nullptr);
+               });
 }
 
 // Gates and normalizes `norm_size` columns of a token, from `col` on.
@@ -121,9 +134,15 @@ inline int64_t scan_cost(const paged_mamba2_args& args) { return int64_t{30} * a
 // Computes all rows of a step.
 inline Task scan(Job& job, const paged_mamba2_args args) {
   const int64_t heads = args.heads, rows = args.rows.num_rows, tokens = args.rows.first_tokens[rows];
-  co_await job.phase(rows * heads, tokens * scan_cost(args) / rows, [&](int64_t first, int64_t last, int) {
-    for (int64_t i = first; i < last; ++i) scan_head(args, i / heads, static_cast<int>(i % heads));
+  co_await job.phase(rows * heads, tokens * scan_cost(args) / rows, [&](int64_t first, int64_t last, int thread) {
+    for (int64_t i = first; i < last; ++i) scan_head(args, i / heads, static_cast<int>(i % heads), thread);
   });
+  if (args.rows.num_drafts != nullptr) {
+    const RuleInputs x = inputs_of(args);
+    co_await job.phase(rows, 2 * row_cost(x.num_inputs), [&](int64_t first, int64_t last, int) {
+      for (int64_t row = first; row < last; ++row) keep_drafts(args.rows, row, x, args.kept, args.most_drafts);
+    });
+  }
   const int64_t parts = heads * args.head_dim / args.norm_size;
   co_await job.phase(tokens * parts, 3 * row_cost(args.norm_size), [&](int64_t first, int64_t last, int) {
     for (int64_t i = first; i < last; ++i) gate_columns_of(args, i / parts, i % parts * args.norm_size);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "activations.h"
+#include "draft_inputs.h"
 #include "functions.h"
 #include "linear.h"
 #include "pool.h"
@@ -32,11 +33,21 @@ inline void convolve_row(const paged_short_conv_args& args, int64_t row, int fir
   const Matrix x{args.x, args.x_stride, dtype}, gate_in{args.gate_in, args.x_stride, dtype},
       gate_out{args.gate_out, args.x_stride, dtype}, earlier{args.pool, channels, args.pool_dtype};
   const Output out{args.out, args.out_stride, dtype, {}}, later{args.pool, channels, args.pool_dtype, {}};
-  const int64_t state = args.rows.slots[row] * kept;
+  const int64_t state = args.rows.slots[row] * (kept + args.most_drafts);
+  const RowTokens tokens = tokens_of(args.rows, row);
+  const int64_t begin = tokens.begin, length = tokens.end - begin, known = tokens.known_end - begin - tokens.earlier;
+  const int64_t skipped = tokens.replayed + tokens.earlier;
+  // No place is replaced before it is read: what the slot keeps of a place goes to the same one or to an earlier one.
+  const auto keep = [&](int64_t place, int c, const Floats& v) {
+    if (place >= known) later.store(state + place - known, first + c, v);
+  };
   for (int p = 0; p < kept; ++p)
-    for (int c = 0; c < count; c += 16)
-      store_floats(inputs[p] + c, args.rows.is_new[row] != 0 ? zero_floats() : earlier.load(state + p, first + c));
-  const int64_t begin = args.rows.first_tokens[row], length = args.rows.first_tokens[row + 1] - begin;
+    for (int c = 0; c < count; c += 16) {
+      const bool is_new = args.rows.is_new[row] != 0;
+      const Floats v = is_new ? zero_floats() : earlier.load(state + skipped + p, first + c);
+      store_floats(inputs[p] + c, v);
+      keep(p, c, v);
+    }
   for (int64_t t = 0; t < length; ++t) {
     const float* window[kMostTaps];
     for (int k = 0; k < taps; ++k) window[k] = inputs[(t + k) % taps];
@@ -48,6 +59,7 @@ inline void convolve_row(const paged_short_conv_args& args, int64_t row, int fir
       // Later steps find what the pool holds, whichever tokens they begin with.
       if (args.pool_dtype != dtype) v = rounded_to(args.pool_dtype, v);
       store_floats(newest + c, v);
+      keep(kept + t, c, v);
       Floats sum = zero_floats();
       for (int k = 0; k < taps; ++k)
         sum = fma(load_floats(args.weight + static_cast<int64_t>(k) * channels + col), load_floats(window[k] + c), sum);
@@ -57,9 +69,6 @@ inline void convolve_row(const paged_short_conv_args& args, int64_t row, int fir
       out.store(begin + t, col, sum);
     }
   }
-  for (int p = 0; p < kept; ++p)
-    for (int c = 0; c < count; c += 16)
-      later.store(state + p, first + c, load_floats(inputs[(length + p) % taps] + c));
 }
 
 // Computes all rows of a step.
