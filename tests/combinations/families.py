@@ -18,23 +18,19 @@ __all__ = ["OTHERS", "RECURRENT", "STATEFUL", "VISION", "is_fused", "make_checkp
 
 VISION: Final = ("llava", "qwen2_vl", "gemma3", "qwen3_5", "mistral3", "qwen3_vl", "gemma4")
 _MAMBA: Final = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
+_DELTA: Final[Mapping[str, Any]] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16},
-    "qwen3_5_text": {
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-    },
+    "qwen3_5_text": _DELTA,
     "qwen3_next": {
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
+        **_DELTA,
         "mlp_only_layers": [0],
         "num_experts": 4,
         "num_experts_per_tok": 2,
