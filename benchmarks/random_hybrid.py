@@ -18,6 +18,20 @@ _VOCAB_SIZE: Final = 65_536
 _LFM2_ATTENDING: Final = (2, 5, 8, 10, 12, 14)
 _GRANITE_ATTENDING: Final = (10, 13, 17, 27)
 
+_QWEN35: Final[dict[str, Any]] = {
+    "model_type": "qwen3_5_text",
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+
 SHAPES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
     {
         "lfm2-350m": {
@@ -29,19 +43,8 @@ SHAPES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
             "num_attention_heads": 16,
             "num_key_value_heads": 8,
         },
-        "qwen3.5-0.8b": {
-            "model_type": "qwen3_5_text",
-            "hidden_size": 1024,
-            "intermediate_size": 3584,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 256,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 16,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-        },
+        "qwen3.5-0.8b": _QWEN35,
+        "qwen3.5-0.8b-mtp": _QWEN35,
         "granite-4.0-h-350m": {
             "model_type": "granitemoehybrid",
             "hidden_size": 768,
@@ -62,7 +65,9 @@ SHAPES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
         },
     }
 )
-"""Models by name: transformers' settings, without the vocabulary."""
+"""Models by name: transformers' settings, without the vocabulary. Those that end in ``-mtp`` have a layer for
+multi-token prediction, too.
+"""
 
 
 def config_of(shape: str) -> dict[str, Any]:
@@ -87,6 +92,23 @@ def write_random_hybrid(shape: str, path: Path, tokenizer: Path) -> None:
     model = maker.from_config(transformers.AutoConfig.for_model(**config_of(shape)), dtype=torch.bfloat16)
     with TemporaryDirectory(dir=path.parent) as directory:
         model.save_pretrained(directory)
+        if shape.endswith("-mtp"):
+            _add_mtp_layer(model, Path(directory) / "model.safetensors")
         words = text_processor_from_gguf(GgufFile(tokenizer).metadata).tokenizer._backend
         words.save(str(Path(directory) / "tokenizer.json"))
         write_gguf(directory, path, type="Q4_K_M", show_progress=True)
+
+
+def _add_mtp_layer(model: Any, path: Path) -> None:
+    """Add a layer for multi-token prediction of random weights to a checkpoint's file."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    config, size = model.config, model.config.hidden_size
+    values = config.to_dict() | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    state = type(model)(type(config)(**values)).to(torch.bfloat16).model.state_dict()
+    tensors = {f"mtp.{name}": state[name] for name in state if name.startswith(("layers.0.", "norm."))}
+    tensors["mtp.fc.weight"] = torch.randn(size, 2 * size, dtype=torch.bfloat16) * config.initializer_range
+    norms = ("mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight")
+    tensors |= {name: torch.zeros(size, dtype=torch.bfloat16) for name in norms}
+    save_file(load_file(path) | tensors, path, {"format": "pt"})

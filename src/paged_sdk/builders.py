@@ -213,7 +213,9 @@ class _ModelBuilder(ABC):
         """
         if speculation is not None and not isinstance(speculation, SpeculativeConfig):
             raise ConfigError.of("with_speculation", speculation, "SpeculativeConfig or None")
-        return self._with(gamma=0 if speculation is None else speculation.gamma)
+        if speculation is None:
+            return self._with(gamma=0, mtp=False)
+        return self._with(gamma=speculation.gamma, mtp=speculation.mtp)
 
     def with_max_model_len(self, n: int) -> Self:
         """Set the maximum number of tokens per sequence, prompt and output together; at most the model's context."""

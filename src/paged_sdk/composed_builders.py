@@ -104,6 +104,8 @@ class TextSpeculativeBuilder:
             raise ConfigError.of("with_mmproj", encoder, "no image encoder for the draft model")
         if (ranks := self.draft_builder.settings.tensor_parallel) not in (None, 1):
             raise ConfigError.of("with_tensor_parallel", ranks, "1 for the draft model: rank 0 holds all of it")
+        if self.config.mtp or self.target_builder.settings.mtp:
+            raise ConfigError.of("mtp", True, "False beside a draft model: one of the two drafts")
 
     @property
     def source(self) -> ModelSource:
@@ -114,7 +116,7 @@ class TextSpeculativeBuilder:
     def settings(self) -> BuildSettings:
         """Return the target's settings, and its draft model."""
         draft = DraftSource(model=self.draft_builder.source, settings=self.draft_builder.settings)
-        return evolve(self.target_builder.settings, gamma=self.config.gamma, draft=draft)
+        return evolve(self.target_builder.settings, gamma=self.config.gamma, mtp=False, draft=draft)
 
     def build(self) -> Building:
         """Load both models: ``await`` it, or ``async with`` it; see :meth:`TextModelBuilder.build`."""

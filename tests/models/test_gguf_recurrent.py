@@ -107,7 +107,7 @@ def test_of_a_model_with_an_image_encoder_the_decoder_is_written(tmp_path: Path)
         for name, values in reference.state_dict().items()
         if name != "lm_head.weight"
     }
-    others = {"model.visual.pos_embed.weight": torch.ones(4, 8), "mtp.fc.weight": torch.ones(64, 128)}
+    others = {"model.visual.pos_embed.weight": torch.ones(4, 8), "mtp.layers.1.norm.weight": torch.ones(64)}
     save_file(tensors | others, whole / "model.safetensors")
     text = json.loads((tmp_path / "model" / "config.json").read_text())
     config = {

@@ -25,6 +25,7 @@ from paged_sdk.build.kv_storage import make_storage
 from paged_sdk.build.loaded_model import LoadedModel, check_division, load_weights
 from paged_sdk.build.loading import Loading
 from paged_sdk.build.location import encoder_file, model_path
+from paged_sdk.build.mtp import make_mtp_drafts, refuse_isq_beside_mtp
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.placement import choose_devices
 from paged_sdk.build.prefix_cache_dir import open_block_files, resolve_prefix_cache_dir
@@ -49,10 +50,13 @@ from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import Environment, read_launch
 from paged_sdk.config.images import ImageLimits
+from paged_sdk.config.isq import IsqType
 from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.engine.engine import Engine
 from paged_sdk.kernels.native.library import Workspace, load
+from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
+from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.rendezvous import Rendezvous
 from paged_sdk.parallel.shard import shape_of_ranks
@@ -60,6 +64,7 @@ from paged_sdk.runner.block_content import BlockContent
 from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.model_runner import ModelRunner
+from paged_sdk.runner.mtp_drafts import MtpDrafts
 from paged_sdk.runner.stored_blocks import StoredBlocks
 from paged_sdk.sampling.processor import Processor
 from paged_sdk.sampling.processors import default_processors
@@ -180,6 +185,7 @@ def _load(
         loading.environment,
         is_bidirectional=model.config.bidirectional,
         has_states=bool(model.config.recurrent_layers),
+        has_mtp=loaded.mtp is not None,
         is_divided=group is not None,
     )
     is_beside = draft is not None and draft.placement.embedding == placement.embedding
@@ -229,6 +235,8 @@ def _load(
     queue, images = _images(loaded, config)
     files = open_files(loaded, backend.code)
     blocks = None if files is None else StoredBlocks(files, BlockContent(backend.block_tensors))
+    scheduler = Scheduler(config, kv, queue, blocks)
+    mtp = _mtp_drafts(loaded, fused, config, scheduler, loading.workspace)
     runner = ModelRunner(
         fused,
         backend,
@@ -246,6 +254,7 @@ def _load(
         images=images,
         others=followers,
         blocks=blocks,
+        mtp=mtp,
     )
     _log.info(
         "%s: %s, %s on %s, context %d tokens",
@@ -255,9 +264,8 @@ def _load(
         placement,
         config.max_model_len,
     )
-    scheduler = Scheduler(config, kv, queue, blocks)
     if proposer is None:
-        proposer = _proposer(loaded, draft, config, scheduler, loading.workspace)
+        proposer = _proposer(loaded, draft, mtp, config, scheduler, loading.workspace)
     if runner.samples_on_device and proposer is not None:
         proposer = HostDrafts(proposer, runner.num_on_host)
     return ModelParts(
@@ -278,18 +286,23 @@ def _load(
         on_worker_start=partial(
             _start_worker, placement.head, settings, loading.workspace, (images, blocks), rank_placement
         ),
-        check_isq=refuse_isq
-        if on_devices
-        else partial(
-            check_isq,
-            settings=settings,
-            devices=placement.devices,
-            dtype=loaded.dtype,
-            has_library=loading.workspace is not None,
-        ),
+        check_isq=refuse_isq if on_devices else _check_isq(loaded, loading.workspace),
         log_throughput=settings.throughput_logging,
         bank=bank,
         adapters=adapters,
+    )
+
+
+def _check_isq(loaded: LoadedModel, workspace: Workspace | None) -> Callable[[IsqType], None]:
+    """Return what checks whether the weights can be quantized again to a type."""
+    if loaded.mtp is not None:
+        return refuse_isq_beside_mtp
+    return partial(
+        check_isq,
+        settings=loaded.settings,
+        devices=loaded.placement.devices,
+        dtype=loaded.dtype,
+        has_library=workspace is not None,
     )
 
 
@@ -322,6 +335,8 @@ def _with_pool(
             reserved=activations[device],
         )
     placed = [(each.model.config, each.placement) for each in (loaded, draft) if each is not None]
+    if loaded.mtp is not None:
+        placed.append((loaded.mtp.config, Placement.on(device, 1)))
     if group is not None and on_devices is None:  # the pools of all ranks share this machine's memory
         placed[0] = (shape_of_ranks(loaded.shape, group.size), loaded.placement)
     activations = with_states(activations, loaded.model.config, config, loaded.dtype, device=device)
@@ -336,17 +351,38 @@ def _with_pool(
     return config
 
 
+def _mtp_drafts(
+    loaded: LoadedModel, target: CausalModel, config: EngineConfig, scheduler: Scheduler, workspace: Workspace | None
+) -> MtpDrafts | None:
+    """Make what drafts with the model's layer for multi-token prediction, if that was loaded."""
+    if loaded.mtp is None:
+        return None
+    return make_mtp_drafts(
+        loaded.mtp,
+        target,
+        config,
+        loaded.settings,
+        max_model_len=loaded.max_model_len,
+        times=scheduler.costs.times,
+        balance=scheduler.costs.drafts.open_balance(),
+        workspace=workspace,
+    )
+
+
 def _proposer(
     loaded: LoadedModel,
     draft: LoadedModel | None,
+    mtp: MtpDrafts | None,
     config: EngineConfig,
     scheduler: Scheduler,
     workspace: Workspace | None,
 ) -> Proposer:
-    """Make the proposer of drafts: forced tokens and texts, and the draft model if there is one."""
+    """Make the proposer of drafts: forced tokens and texts, and a model that drafts, if there is one."""
     has_states = bool(loaded.model.config.recurrent_layers)
     most = config.drafts_per_state if has_states else config.gamma or SpeculativeConfig().gamma
     proposer = ForcedTokens(_text_proposer(config, scheduler, most))
+    if mtp is not None:
+        return SeveralProposers((proposer, mtp))
     if draft is None:
         return proposer
     own = make_draft_model(

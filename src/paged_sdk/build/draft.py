@@ -37,7 +37,9 @@ def load_draft(target: LoadedModel, loading: Loading) -> LoadedModel | None:
     loading.check_cancelled()
     # Its KV is of the target's type, whatever its own builder says, and so is its prefix cache: see config_of_draft.
     asked = loading.settings
-    settings = evolve(source.settings, paged_attn=asked.paged_attn, paged_meta=asked.paged_meta, prefix_cache_n=0)
+    settings = evolve(
+        source.settings, paged_attn=asked.paged_attn, paged_meta=asked.paged_meta, prefix_cache_n=0, mtp=False
+    )
     with loading_memory_errors(path):
         draft = load_weights(evolve(loading, path=path, settings=settings, encoder=None, backends=()))
     check_same_tokens(target.text.tokenizer, draft.text.tokenizer, source.model.location)

@@ -19,6 +19,7 @@ from paged_sdk.build.isq_cache import with_isq_cache
 from paged_sdk.build.kv_cache_type import check_cache_type
 from paged_sdk.build.loading import Loading
 from paged_sdk.build.location import hub_token
+from paged_sdk.build.mtp import loads_mtp
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype, place_model
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.ranking import find_ranking
@@ -41,6 +42,7 @@ from paged_sdk.logs import get_logger
 from paged_sdk.models.any_model import AnyModel, ModelPlan, plan_model
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import has_head
+from paged_sdk.models.mtp_module import MtpModule, load_mtp_module, mtp_names
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.shard import SETTING, shard_of, token_slices
 from paged_sdk.quant.policy import WeightPolicy
@@ -72,6 +74,7 @@ class LoadedModel:
     :ivar vision: image support; None: the model accepts no images
     :ivar importance: weights the errors that quantization minimizes; None: unweighted
     :ivar backends: attention backends to try before those of attention/choice.py
+    :ivar mtp: the model's layer for multi-token prediction; None: it does not draft with one
     """
 
     model: AnyModel
@@ -90,6 +93,7 @@ class LoadedModel:
     vision: LoadedVision | None = None
     importance: CheckpointImportance | None = None
     backends: tuple[Candidate, ...] = ()
+    mtp: MtpModule | None = None
 
     @property
     def placement(self) -> Placement:
@@ -128,6 +132,9 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
         placement = placed.placement
         check_stateful(shape, settings, loading.environment, placement)
         has_decoder = placed.tensor_names is not None
+        known = placed.tensor_names
+        has_layer = known is not None and mtp_names(checkpoint.source, known, shape.num_layers) is not None
+        with_mtp = loads_mtp(loading, placement, name=path.name, has_layer=has_layer, is_divided=group is not None)
         check_cache_type(shape, settings, loading.environment, placement, has_decoder=has_decoder)
         importance = load_importance(checkpoint, settings, loading.check_cancelled)
         policy = weight_policy(checkpoint, settings, loading.environment, dtype, placed, workspace, importance)
@@ -158,6 +165,10 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
                     num_threads=1 if workspace is None else workspace.num_threads,
                     group=group,
                 )
+                mtp = None
+                if with_mtp:
+                    assert isinstance(model, DecoderModel), "no other model has such a layer"
+                    mtp = load_mtp_module(checkpoint.config, checkpoint.source, model, keeping)
             finally:  # an error of the tokenizer takes precedence over one of the weights
                 text = None if text_beside is None else text_beside.result()
         said = read_recipe(checkpoint, shape.hidden_size)
@@ -197,6 +208,7 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
         vision=vision,
         importance=importance,
         backends=loading.backends,
+        mtp=mtp,
     )
 
 

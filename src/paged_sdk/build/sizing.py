@@ -89,7 +89,7 @@ def resolve_engine_config(
 def resolve_draft(settings: BuildSettings, environment: Environment) -> DraftSource | None:
     """Return the draft model to load; None: no draft model."""
     location = environment.draft_model
-    if settings.draft is not None or location is None or settings.gamma == 0:
+    if settings.draft is not None or location is None or settings.gamma == 0 or settings.mtp:
         return settings.draft
     # Without .gguf in the name, the format depends on the files in the directory or repository.
     model = ModelSource(location=location, gguf=True if location.lower().endswith("gguf") else None)
@@ -109,7 +109,8 @@ def pool_asked(settings: BuildSettings, environment: Environment) -> PagedAttent
 def _gamma(settings: BuildSettings, environment: Environment) -> int:
     if settings.gamma is not None:
         return settings.gamma
-    return environment.gamma or (0 if environment.draft_model is None else SpeculativeConfig().gamma)
+    drafts = environment.draft_model is not None or environment.mtp
+    return environment.gamma or (SpeculativeConfig().gamma if drafts else 0)
 
 
 def _paged_meta(

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import typer
+from attrs import evolve
 
 from paged_sdk import (
     GgufModelBuilder,
@@ -227,13 +228,14 @@ def _prefix_cache(builder: Builder, options: EngineOptions) -> Builder:
 
 def _speculating(builder: Builder, options: EngineOptions) -> AnyBuilder:
     """Return the builder with speculative decoding, if requested."""
-    if options.speculate is not None:
-        builder = builder.with_speculation(SpeculativeConfig(options.speculate))
+    config = SpeculativeConfig() if options.speculate is None else SpeculativeConfig(options.speculate)
     if options.draft_model is None:
-        return builder
+        is_asked = options.speculate is not None or options.mtp
+        return builder.with_speculation(evolve(config, mtp=options.mtp)) if is_asked else builder
+    if options.mtp:
+        raise typer.BadParameter("--mtp and --draft-model exclude each other")
     if isinstance(builder, VisionModelBuilder):
         raise typer.BadParameter("a model that takes images and --draft-model exclude each other")
     is_gguf = options.draft_model.lower().endswith("gguf") or _holds_gguf(options.draft_model)
     draft = GgufModelBuilder(options.draft_model) if is_gguf else TextModelBuilder(options.draft_model)
-    config = SpeculativeConfig() if options.speculate is None else SpeculativeConfig(options.speculate)
     return TextSpeculativeBuilder(builder, draft, config)

@@ -392,6 +392,15 @@ class EngineOptions:
         Setting("gamma"),
         Setting("with_speculation"),
     ] = None
+    mtp: Annotated[
+        bool,
+        typer.Option(
+            "--mtp",
+            help="Draft with the model's own layer for multi-token prediction, if its checkpoint has one.",
+            rich_help_panel=ENGINE,
+        ),
+        Setting("mtp"),
+    ] = False
     draft_model: Annotated[
         str | None,
         typer.Option(

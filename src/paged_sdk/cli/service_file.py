@@ -104,6 +104,7 @@ class ModelFile(TypedDict, total=False):
     batch_invariance: Annotated[bool, "Make results independent of the batch."]
     throughput_logging: Annotated[bool, "Show speed and KV pool usage every few seconds of work."]
     speculate: Annotated[int | None, Bounds(1), "Maximum number of draft tokens."]
+    mtp: Annotated[bool, "Draft with the model's own layer for multi-token prediction."]
     draft_model: Annotated[str | None, "A draft model."]
     adapters: Annotated[dict[str, str], "LoRA adapters by name, which clients select as models."]
 

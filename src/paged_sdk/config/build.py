@@ -163,6 +163,7 @@ _CALLS: Final = MappingProxyType(
         "draft": "draft_builder",
         "gamma": "with_speculation",
         "images": "with_image_limits",
+        "mtp": "with_speculation",
         "paged_meta": "with_paged_attn",
         "revision": "with_hf_revision",
     }
@@ -198,6 +199,7 @@ class BuildSettings:
     :ivar max_slowdown: maximum factor by which prefill may lengthen a step for decoding sequences; 0: no limit but the
         token budget
     :ivar gamma: maximum number of draft tokens per sequence and step; 0: no drafts
+    :ivar mtp: whether the checkpoint's layer for multi-token prediction drafts
     :ivar token_healing: whether the last tokens of a prompt may be replaced by ones that also cover the start of the
         completion
     :ivar ranking_tokens: a ranking model's answers for relevant and for irrelevant documents; None as the second: only
@@ -238,6 +240,7 @@ class BuildSettings:
     isq_cache: Path | None = field(default=None, validator=IsA(Path, optional=True))
     batch_invariance: bool = field(default=False, validator=is_bool)
     gamma: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
+    mtp: bool | None = field(default=None, validator=is_optional_bool)
     ranking_tokens: tuple[str, str | None] | None = field(default=None, validator=_are_ranking_tokens)
     images: ImageLimits | None = field(default=None, validator=IsA(ImageLimits, optional=True))
     draft: DraftSource | None = field(default=None, validator=IsA(DraftSource, optional=True))

@@ -61,6 +61,10 @@ GAMMA = "MISTRALRS_SPECULATIVE_GAMMA"
 """Maximum number of draft tokens per sequence and step, 1 to 1024. Default: off."""
 DRAFT_MODEL = "MISTRALRS_SPECULATIVE_DRAFT_MODEL"
 """Path or Hub id of a draft model: a smaller one with the same vocabulary."""
+MTP = "MISTRALRS_SPECULATIVE_MTP"
+"""``on`` lets models draft with their checkpoints' layer for multi-token prediction, if they have one and there is no
+draft model. Default: off.
+"""
 SILENT_SECONDS = "PAGED_SDK_SILENT_SECONDS"
 """Seconds without any message after which a replica in its own process counts as hung; ``none`` and ``false``: no
 limit. Default: 60.
@@ -90,7 +94,7 @@ ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 _SETTINGS = (
     *(PAGED_ATTN, BLOCK_SIZE, CACHE_TYPE, GPU_MEM, GPU_MEM_USAGE, CONTEXT_LEN, PREFIX_CACHE_N, PREFIX_CACHE_DIR),
-    *(ISQ, GAMMA, DRAFT_MODEL, SILENT_SECONDS, STEP_SECONDS),
+    *(ISQ, GAMMA, DRAFT_MODEL, MTP, SILENT_SECONDS, STEP_SECONDS),
 )
 # MISTRALRS_PAGED_ATTENTION has 0.89, and of mistral.rs's own variables none above 0.77.
 _LIKENESS = 0.85
@@ -121,6 +125,7 @@ class Environment:
     :ivar isq: the type to quantize weights to while loading; does not apply to quantized checkpoints
     :ivar gamma: maximum number of draft tokens per sequence and step
     :ivar draft_model: path or Hub id of the draft model
+    :ivar mtp: whether models draft with their layer for multi-token prediction
     :ivar hang_limits: when replicas in their own processes count as hung
     """
 
@@ -131,6 +136,7 @@ class Environment:
     isq: IsqType | None = None
     gamma: int | None = None
     draft_model: str | None = None
+    mtp: bool | None = None
     hang_limits: HangLimits = field(factory=HangLimits)
 
 
@@ -199,6 +205,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         isq=_isq(given),
         gamma=_gamma(given),
         draft_model=given.get(DRAFT_MODEL),
+        mtp=_switch(given, MTP),
         hang_limits=_hang_limits(given),
     )
 

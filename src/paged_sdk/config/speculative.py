@@ -6,7 +6,7 @@ from typing import Final
 
 from attrs import field, frozen
 
-from paged_sdk.config.checks import IntAtLeast, as_int
+from paged_sdk.config.checks import IntAtLeast, as_int, is_bool
 
 __all__ = ["MOST_DRAFTS", "SpeculativeConfig"]
 
@@ -22,7 +22,9 @@ class SpeculativeConfig:
     machine. The output never depends on it.
 
     :ivar gamma: maximum number of draft tokens per sequence and step, 1 to 1,024
+    :ivar mtp: whether the layer that a checkpoint has for multi-token prediction drafts where the text repeats nothing
     :raises ConfigError: at construction
     """
 
     gamma: int = field(default=16, converter=as_int, validator=IntAtLeast(1, maximum=MOST_DRAFTS))
+    mtp: bool = field(default=False, validator=is_bool)

@@ -107,10 +107,16 @@ class DecoderModel:
             its rotary positions in time, height and width
         :returns: ``[num_tokens, hidden_size]`` after the last norm, as :meth:`logits` takes them
         """
-        rotations = {settings: rope.at(positions, ctx.is_long) for settings, rope in self.ropes.items()}
         residual = self.embedded(token_ids, ctx)
-        ctx = self.with_layer_inputs(token_ids, residual, ctx)
-        normed, _ = self.run_layers(range(len(self._layers)), residual, rotations, ctx, self.norm)
+        return self.forward_embedded(residual, positions, self.with_layer_inputs(token_ids, residual, ctx))
+
+    def forward_embedded(self, embedded: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
+        """Run all layers like :meth:`forward`.
+
+        :param embedded: the input of the first layer, ``[num_tokens, hidden_size]``; may be overwritten
+        """
+        rotations = {settings: rope.at(positions, ctx.is_long) for settings, rope in self.ropes.items()}
+        normed, _ = self.run_layers(range(len(self._layers)), embedded, rotations, ctx, self.norm)
         return normed
 
     def embedded(self, token_ids: Tensor, ctx: StepContext) -> Tensor:

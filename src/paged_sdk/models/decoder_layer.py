@@ -168,12 +168,16 @@ class DecoderLayer:
         return normed if self._residual_scale is None else normed.mul_(self._residual_scale)
 
 
-def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int) -> DecoderLayer:
+def load_decoder_layer(
+    loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int, *, prefix: str | None = None
+) -> DecoderLayer:
     """Load one layer.
 
+    :param prefix: prefix of its tensors' names; None: that of the layer of this number
     :raises CheckpointError: a tensor is missing or has another shape
     """
-    prefix = names.layer(layer)
+    if prefix is None:
+        prefix = names.layer(layer)
 
     def norm(name: str) -> Norm:
         return load_norm(loader, config, prefix + name)
@@ -185,8 +189,8 @@ def load_decoder_layer(loader: WeightLoader, config: DecoderConfig, names: Tenso
     if not config.parallel_residual and has_both:
         mlp_norm = norm(names.norms.mlp) if config.input_norms else NoNorm()
     return DecoderLayer(
-        mixer=_load_mixer(loader, config, names, layer) if config.has_mixer(layer) else None,
-        mlp=_load_mlp(loader, config, names, layer) if config.has_mlp(layer) else None,
+        mixer=_load_mixer(loader, config, names, prefix, layer) if config.has_mixer(layer) else None,
+        mlp=_load_mlp(loader, config, names, prefix, layer) if config.has_mlp(layer) else None,
         attention_norm=norm(attention_name) if config.input_norms else NoNorm(),
         attention_output_norm=norm(names.norms.attention_output) if config.sandwich_norms else None,
         mlp_norm=mlp_norm,
@@ -205,9 +209,8 @@ def _load_scale(loader: WeightLoader, name: str) -> Tensor:
 
 
 def _load_mlp(
-    loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int
+    loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str, layer: int
 ) -> GatedMlp | PlainMlp | MoeMlp:
-    prefix = names.layer(layer)
     if config.moe is not None and layer in config.moe.layers and not config.moe.beside_mlp:
         return load_moe_mlp(loader, config, config.moe, names, prefix)
     size, bias = config.layer(layer).intermediate_size, config.mlp_bias
@@ -220,8 +223,8 @@ def _load_mlp(
     return load_gated_mlp(loader, config, gate_up, prefix + names.down, size=size, bias=bias)
 
 
-def _load_mixer(loader: WeightLoader, config: DecoderConfig, names: TensorNames, layer: int) -> Mixer:
-    recurrent, prefix = config.recurrent_layers.get(layer), names.layer(layer)
+def _load_mixer(loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str, layer: int) -> Mixer:
+    recurrent = config.recurrent_layers.get(layer)
     if recurrent is None and config.latent is not None:
         return load_latent_attention_block(loader, config, config.latent, prefix, layer)
     if recurrent is None:

@@ -16,8 +16,10 @@ from paged_sdk.errors import UnsupportedArchitectureError, shown
 from paged_sdk.models.config_fields import ConfigFields
 
 __all__ = [
+    "NUMBERED_MTP",
     "DecoderFamily",
     "ExpertNames",
+    "MtpNames",
     "NestedFamily",
     "NormNames",
     "Sizes",
@@ -90,6 +92,47 @@ class NormNames:
 
 
 @frozen(kw_only=True)
+class MtpNames:
+    """Names the tensors of a layer for multi-token prediction in a checkpoint.
+
+    :ivar layer: prefix of the tensors that every layer has; None: that of the layer after the model's own, which begins
+        the other names, too
+    :ivar embedding_norm: norm of the embedding of the token after; ``hidden_norm`` of the hidden state likewise
+    :ivar projection: matrix that makes the layer's input of both, the embedding first
+    :ivar last_norm: norm before the output projection, which is the model's
+    """
+
+    layer: str | None = "mtp.layers.0."
+    embedding_norm: str = "mtp.pre_fc_norm_embedding"
+    hidden_norm: str = "mtp.pre_fc_norm_hidden"
+    projection: str = "mtp.fc"
+    last_norm: str = "mtp.norm"
+
+    def after(self, prefix: str) -> MtpNames:
+        """Return the whole names.
+
+        :param prefix: of the layer after the model's own
+        """
+        if self.layer is not None:
+            return self
+        own = self.embedding_norm, self.hidden_norm, self.projection, self.last_norm
+        embedding_norm, hidden_norm, projection, last_norm = (f"{prefix}{name}" for name in own)
+        return MtpNames(
+            layer=prefix,
+            embedding_norm=embedding_norm,
+            hidden_norm=hidden_norm,
+            projection=projection,
+            last_norm=last_norm,
+        )
+
+
+NUMBERED_MTP: Final = MtpNames(
+    layer=None, embedding_norm="enorm", hidden_norm="hnorm", projection="eh_proj", last_norm="shared_head.norm"
+)
+"""Names of such a layer that is numbered like the model's own (DeepSeek, GLM)."""
+
+
+@frozen(kw_only=True)
 class TensorNames:
     """Names the tensors of a model in a checkpoint.
 
@@ -111,7 +154,8 @@ class TensorNames:
     :ivar latent_up: projection of latent vectors to keys and values, within a layer
     :ivar experts: possible names of mixtures of experts; the first whose router is in the checkpoint are used. Routers
         are kept in the model's dtype, too
-    :ivar unused: prefixes of tensors that nothing here reads, such as layers that predict further tokens
+    :ivar mtp: possible names of the layer for multi-token prediction; none: nothing here reads such a layer
+    :ivar unused: prefixes of tensors that belong neither to the decoder nor to an image encoder
     """
 
     body: str = "model."
@@ -134,6 +178,7 @@ class TensorNames:
     )
     latent_up: str = "self_attn.kv_b_proj"
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)
+    mtp: tuple[MtpNames, ...] = ()
     unused: tuple[str, ...] = ()
 
     @property

@@ -245,11 +245,9 @@ class FusedDecoderModel:
         """Run all layers like :meth:`DecoderModel.forward`, but return float32 before the last norm; rows of tokens
         whose logits the step does not ask for are as before the last layer.
         """
-        ropes = self._model.ropes.values()
-        rotations = positions if self._layers.takes_positions else [rope.at(positions, ctx.is_long) for rope in ropes]
         if self._layers.takes_token_ids and ctx.inserted is None and not _adapts_embeddings(ctx.adapted):
             hidden = undefined((token_ids.shape[0], self.config.hidden_size))
-            self._layers.run(hidden, rotations, ctx, token_ids=token_ids)
+            self._layers.run(hidden, self._rotations(positions, ctx), ctx, token_ids=token_ids)
             return hidden
         # The same numbers as native calls begin with: a row's must not depend on the other rows of its step.
         hidden = self._model.looked_up(token_ids, ctx, in_float32=True)
@@ -257,10 +255,22 @@ class FusedDecoderModel:
             ctx.inserted.put_into(hidden)
         if self._model.layer_inputs is not None:
             ctx = self._model.with_layer_inputs(token_ids, hidden.to(self.dtype), ctx)
+        return self.forward_embedded(hidden, positions, ctx)
+
+    def forward_embedded(self, embedded: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
+        """Run all layers like :meth:`forward`.
+
+        :param embedded: the input of the first layer, float32 ``[num_tokens, hidden_size]``; overwritten by the result
+        """
         if self._layers.stream_scale is not None:
-            hidden *= self._layers.stream_scale
-        self._layers.run(hidden, rotations, ctx)
-        return hidden
+            embedded *= self._layers.stream_scale
+        self._layers.run(embedded, self._rotations(positions, ctx), ctx)
+        return embedded
+
+    def _rotations(self, positions: Tensor, ctx: StepContext) -> Tensor | Sequence[Rotation]:
+        if self._layers.takes_positions:
+            return positions
+        return [rope.at(positions, ctx.is_long) for rope in self._model.ropes.values()]
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Apply the last norm to rows of :meth:`forward`'s result."""

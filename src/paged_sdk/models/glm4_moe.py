@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
+from paged_sdk.models.family import NUMBERED_MTP, DecoderFamily, MtpNames, Sizes, TensorNames
 from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe, read_later_layers
 
 __all__ = ["FAMILY"]
@@ -34,6 +34,6 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 FAMILY = DecoderFamily(
     architectures=("Glm4MoeForCausalLM",),
     read=_read,
-    names=(TensorNames(experts=(GROUPED_EXPERTS,)),),
+    names=(TensorNames(experts=(GROUPED_EXPERTS,), mtp=(NUMBERED_MTP, MtpNames())),),
     sizes=Sizes(vocab=151_552, hidden=4096, mlp=10_944, layers=46, heads=96),
 )

@@ -6,7 +6,7 @@ from attrs import evolve
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
+from paged_sdk.models.family import NUMBERED_MTP, DecoderFamily, MtpNames, Sizes, TensorNames
 from paged_sdk.models.latent_attention_fields import read_latent
 from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe, read_sparse_layers
 
@@ -35,6 +35,6 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 FAMILY = DecoderFamily(
     architectures=("Glm4MoeLiteForCausalLM",),
     read=_read,
-    names=(TensorNames(experts=(GROUPED_EXPERTS,)),),
+    names=(TensorNames(experts=(GROUPED_EXPERTS,), mtp=(NUMBERED_MTP, MtpNames())),),
     sizes=Sizes(vocab=154_880, hidden=2048, mlp=10_240, layers=47, heads=20),
 )

@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_moe
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, Sizes
+from paged_sdk.models.family import DecoderFamily, MtpNames, Sizes, TensorNames
 from paged_sdk.models.gated_delta_fields import read_gated_delta
 from paged_sdk.models.qwen3_5_text import SECTIONS
 
@@ -37,5 +37,6 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 FAMILY = DecoderFamily(
     architectures=("Qwen3_5MoeForCausalLM",),
     read=_read,
+    names=(TensorNames(mtp=(MtpNames(),)),),
     sizes=Sizes(vocab=248_320, hidden=2048, mlp=512, layers=40, heads=16),
 )

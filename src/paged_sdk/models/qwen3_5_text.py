@@ -6,7 +6,7 @@ from typing import Final
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, Sizes
+from paged_sdk.models.family import DecoderFamily, MtpNames, Sizes, TensorNames
 from paged_sdk.models.gated_delta_fields import read_gated_delta
 
 __all__ = ["FAMILY", "SECTIONS"]
@@ -22,5 +22,6 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 FAMILY = DecoderFamily(
     architectures=("Qwen3_5ForCausalLM",),
     read=_read,
+    names=(TensorNames(mtp=(MtpNames(),)),),
     sizes=Sizes(vocab=248_320, hidden=4096, mlp=12_288, layers=32, heads=16),
 )

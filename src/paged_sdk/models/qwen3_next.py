@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_moe
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, Sizes
+from paged_sdk.models.family import DecoderFamily, MtpNames, Sizes, TensorNames
 from paged_sdk.models.gated_delta_fields import read_gated_delta
 
 __all__ = ["FAMILY"]
@@ -42,5 +42,6 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 FAMILY = DecoderFamily(
     architectures=("Qwen3NextForCausalLM",),
     read=_read,
+    names=(TensorNames(mtp=(MtpNames(),)),),
     sizes=Sizes(vocab=151_936, hidden=2048, mlp=5632, layers=48, heads=16),
 )

@@ -19,6 +19,7 @@ from paged_sdk.runner.block_files import BlockFiles
 from paged_sdk.runner.device import return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.image_vectors import ImageVectors
+from paged_sdk.runner.mtp_drafts import MtpDrafts
 from paged_sdk.runner.other_ranks import OtherRanks
 from paged_sdk.runner.output import PendingStep
 from paged_sdk.runner.step_runner import StepRunner
@@ -70,6 +71,7 @@ class ModelRunner:
     :param images: provides the vectors of prompts' images; None: no images
     :param others: the other ranks of a tensor-parallel model; None: this process holds the whole model
     :param blocks: stores blocks of the KV cache; None: nothing is stored
+    :param mtp: drafts with the model's layer for multi-token prediction; None: nothing follows the steps
     """
 
     def __init__(
@@ -83,9 +85,10 @@ class ModelRunner:
         images: ImageVectors | None = None,
         others: OtherRanks | None = None,
         blocks: StoredBlocks | None = None,
+        mtp: MtpDrafts | None = None,
     ) -> None:
         self._step_runner: StepRunner | None = StepRunner(
-            model, backend, sampler, device_decoding, adapters, images, others, blocks
+            model, backend, sampler, device_decoding, adapters, images, others, blocks, mtp
         )
         self._requantizer = requantizer
 

@@ -23,6 +23,7 @@ from paged_sdk.runner.host_rows import HostRows
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.input_batch import make_input_batch, token_parts
 from paged_sdk.runner.late_results import LateResults
+from paged_sdk.runner.mtp_drafts import MtpDrafts
 from paged_sdk.runner.other_ranks import OtherRanks
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput, StepMemoryError
 from paged_sdk.runner.prompt_logprobs import add_prompt_logprobs
@@ -56,6 +57,7 @@ class StepRunner:
     images: ImageVectors | None
     others: OtherRanks | None
     blocks: StoredBlocks | None = None
+    mtp: MtpDrafts | None = None
     reader: PromptReader = field(init=False)
     greedy: GreedyModel | None = field(init=False)
     takes_token_types: bool = field(init=False)
@@ -87,11 +89,15 @@ class StepRunner:
                 self.others.choose(way.value)
             self.others.run(step, inserted)
         with self._watching():
+            backends = (self.backend,) if self.mtp is None else (self.backend, self.mtp.backend)
             if output.copies:
-                self.backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in output.copies])
+                copies = [(copy.src, copy.dst, copy.num_tokens) for copy in output.copies]
+                for backend in backends:
+                    backend.copy(copies)
             if output.state_copies:
                 self.backend.copy_states([(copy.src, copy.dst) for copy in output.state_copies])
-            self.backend.release(output.released)
+            for backend in backends:
+                backend.release(output.released)
             if self.blocks is not None:
                 self.blocks.restore(output.restores)
         self.sampler.forget(output.finished_seq_ids)
@@ -191,6 +197,8 @@ class StepRunner:
         if path is not None and way is not Way.LAUNCHED:
             recorded, first_tokens = path.run(way, rows)
             return StepStates(model=self.model, hidden=recorded.hidden, first_tokens=first_tokens), recorded
+        if self.mtp is not None:
+            self.mtp.ask(rows)
         batch = make_input_batch(rows, self.model.device, None if path is None else path.overlap)
         adapted = None if self.adapters is None else self.adapters.rows(rows)
         if self.others is None:
@@ -203,6 +211,8 @@ class StepRunner:
             parts=token_parts(rows, self.model.device) if self.takes_token_types else None,
         )
         hidden = self.model.forward(batch.token_ids, batch.positions, context)
+        if self.mtp is not None:
+            self.mtp.take(rows, scheduled, batch, hidden, inserted)
         return StepStates(model=self.model, hidden=hidden, first_tokens=batch.first_tokens, adapted=adapted), None
 
     def _inserted(

@@ -24,6 +24,7 @@ from paged_sdk.build.topology import gguf_overrides
 from paged_sdk.chat.gguf_tokenizer_export import gguf_from_text_processor
 from paged_sdk.chat.text_processor import load_text_processor
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.moe import MoeConfig
 from paged_sdk.config.rope import RopeConfig, RopeKind
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError, shown
@@ -32,9 +33,10 @@ from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
 from paged_sdk.models.checkpoint_layout import read_shape
 from paged_sdk.models.family import has_head, read_config
+from paged_sdk.models.mtp_module import mtp_names
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint, refuse_other_files
 from paged_sdk.weights.gguf.config import must_be_model
-from paged_sdk.weights.gguf.config_export import config_metadata, gguf_architecture
+from paged_sdk.weights.gguf.config_export import config_metadata, gguf_architecture, with_mtp_layer
 from paged_sdk.weights.gguf.export import gguf_tensors
 from paged_sdk.weights.gguf.export_matrix import GgufMatrix
 from paged_sdk.weights.gguf.file import GgufFile, open_gguf, tensors_of_parts
@@ -198,6 +200,8 @@ def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted, encoder: TensorEnc
         )
     values = config_metadata(config, _attention_factor(global_rope(config)))
     names = checkpoint_names(checkpoint)
+    if mtp_names(checkpoint.source, read_shape(checkpoint.config, checkpoint.source)[1], config.num_layers):
+        values = with_mtp_layer(values)
     stored = gguf_tensors(checkpoint.source, config, names, _divisors(global_rope(config)))
     shape = ModelShape(
         num_layers=config.num_layers,
@@ -379,14 +383,25 @@ def _check_written_file(config: DecoderConfig, path: Path) -> None:
                 if not math.isclose(own.norm_eps, other.norm_eps, rel_tol=_CLOSE):
                     _log.warning("GGUF has one epsilon for all norms: those of latent vectors get %g.", other.norm_eps)
                 is_equal = evolve(own, norm_eps=other.norm_eps) == other
+            case "moe" if own is not None and other is not None:
+                is_equal = all(
+                    _is_close(getattr(own, each.name), getattr(other, each.name)) for each in fields(MoeConfig)
+                )
             case _:
-                is_equal = math.isclose(own, other, rel_tol=_CLOSE) if isinstance(own, float) else own == other
+                is_equal = _is_close(own, other)
         if not is_equal:
             raise UnsupportedArchitectureError(
                 f"a {config.model_type} model cannot be written: its {field.name} {shown(own)} would be read as "
                 f"{shown(other)} from a GGUF file",
                 architecture=config.model_type,
             )
+
+
+def _is_close(own: object, other: object) -> bool:
+    """Return whether two values are the same, numbers up to the rounding of a file's float32."""
+    if isinstance(own, float) and isinstance(other, float):
+        return math.isclose(own, other, rel_tol=_CLOSE)
+    return own == other
 
 
 def _has_dense_mlps(config: DecoderConfig) -> bool:

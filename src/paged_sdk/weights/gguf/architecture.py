@@ -9,7 +9,19 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-__all__ = ["EACH", "LATENT_UP", "RATES", "TILED", "TOP_NAMES", "VECTORS", "GgufArchitecture", "stem_of"]
+__all__ = [
+    "EACH",
+    "LATENT_UP",
+    "MTP",
+    "MTP_LAYER",
+    "NUMBERED_MTP",
+    "RATES",
+    "TILED",
+    "TOP_NAMES",
+    "VECTORS",
+    "GgufArchitecture",
+    "stem_of",
+]
 
 TOP_NAMES: Final = MappingProxyType(
     {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -26,6 +38,28 @@ Hugging Face has vectors."""
 TILED: Final = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_alpha", "ssm_beta", "ssm_dt", RATES, "ssm_out")
 """GGUF names, within ``blk.N.`` and without endings, of the tensors that have something of each value head."""
 
+MTP_LAYER: Final = "mtp.layers.0."
+"""Hugging Face's prefix of the tensors of the first layer for multi-token prediction, which follows the model's own in
+GGUF."""
+NUMBERED_MTP: Final = MappingProxyType(
+    {
+        "eh_proj": "nextn.eh_proj",
+        "enorm": "nextn.enorm",
+        "hnorm": "nextn.hnorm",
+        "shared_head.norm": "nextn.shared_head_norm",
+    }
+)
+"""What only such a layer has, in checkpoints that number it like the model's own (DeepSeek, GLM): Hugging Face's name
+within the layer -> GGUF's."""
+MTP: Final = MappingProxyType(
+    {
+        "nextn.eh_proj": "mtp.fc",
+        "nextn.enorm": "mtp.pre_fc_norm_embedding",
+        "nextn.hnorm": "mtp.pre_fc_norm_hidden",
+        "nextn.shared_head_norm": "mtp.norm",
+    }
+)
+"""The same, of checkpoints that have the layer apart (Qwen): GGUF's name within the layer -> Hugging Face's."""
 LATENT_UP: Final = ("attn_k_b", "attn_v_b")
 """GGUF names, within ``blk.N.`` and without endings, of each head's projections of latent vectors: to keys, transposed,
 and to values."""
@@ -75,6 +109,8 @@ class GgufArchitecture:
     :ivar divided: GGUF name of a matrix within ``blk.N.``, or of a stack of such -> Hugging Face names of the equal
         parts of a matrix's rows
     :ivar left_out: matrices outside of the layers that a file may leave out: they become one row of zeros
+    :ivar mtp_names: GGUF name of a tensor within ``blk.N.`` that only a layer for multi-token prediction has -> Hugging
+        Face name; empty: such layers are not read
     :ivar is_encoder: whether attention is bidirectional
     :ivar mixture: the architecture of models with experts, if these have other names; None: they have the same
     """
@@ -96,6 +132,7 @@ class GgufArchitecture:
     bias_groups: Mapping[str, Collection[str]] = MappingProxyType({})
     divided: Mapping[str, Sequence[str]] = MappingProxyType({})
     left_out: Collection[str] = ()
+    mtp_names: Mapping[str, str] = MappingProxyType({})
     is_encoder: bool = False
     mixture: GgufArchitecture | None = None
 

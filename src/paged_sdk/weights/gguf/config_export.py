@@ -22,7 +22,7 @@ from paged_sdk.weights.gguf.names import ARCHITECTURES
 from paged_sdk.weights.gguf.rope import global_rope, rope_metadata
 from paged_sdk.weights.gguf.routing import SHARED_SIZE, missing_in_gguf, routing_metadata
 
-__all__ = ["config_metadata", "gguf_architecture", "not_writable", "table_of"]
+__all__ = ["config_metadata", "gguf_architecture", "not_writable", "table_of", "with_mtp_layer"]
 
 _OF_MIXTURES: Final = MappingProxyType({"nemotron_h": "nemotron_h_moe"})
 """Names of architectures of models with experts, where those without have another."""
@@ -167,6 +167,17 @@ def _delta(config: DecoderConfig, delta: GatedDeltaConfig) -> dict[str, Any]:
     if list(config.attention_layers) == list(range(interval - 1, config.num_layers, interval)):
         return values | {"full_attention_interval": interval}
     return values | {"attention.recurrent_layers": [layer in deltas for layer in range(config.num_layers)]}
+
+
+def with_mtp_layer(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a file that has a layer for multi-token prediction, too, after the model's own layers.
+
+    :param values: :func:`config_metadata`'s
+    """
+    name = next(iter(values)).partition(".")[0]
+    recurrent = f"{name}.attention.recurrent_layers"
+    found = values | {f"{name}.block_count": values[f"{name}.block_count"] + 1, f"{name}.nextn_predict_layers": 1}
+    return found | ({recurrent: [*values[recurrent], False]} if recurrent in values else {})
 
 
 def _mixture(config: DecoderConfig, architecture: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Final
 from attrs import frozen
 
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.weights.gguf.architecture import EACH, GgufArchitecture
+from paged_sdk.weights.gguf.architecture import EACH, MTP_LAYER, NUMBERED_MTP, GgufArchitecture
 from paged_sdk.weights.gguf.config_export import table_of
 from paged_sdk.weights.gguf.names import ARCHITECTURES
 
@@ -21,6 +21,8 @@ _MERGED: Final = re.compile(
     r"\w+\.layers\.(\d+)\.(?:(?:.+\.)?experts\.(gate_up_proj|up_proj|down_proj)|block_sparse_moe\.(?:(input)|output)_linear\.weight)"
 )
 _LAYER_TENSOR: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
+_MTP_OF_STEM: Final = MappingProxyType({stem: own for own, stem in NUMBERED_MTP.items()})
+_COPIES: Final = ("embed_tokens.", "shared_head.head.")
 _UNUSED: Final = ".rotary_emb.inv_freq"  # buffers that older checkpoints hold
 
 
@@ -73,7 +75,7 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
     :param stored: the names of all tensors of the checkpoint
     """
     architecture = architecture_of(config)
-    plain_names = {name: _plain_name(name, names, architecture) for name in stored}
+    plain_names = {name: _plain_name(name, names, architecture, config.num_layers) for name in stored}
     table = f"{architecture.top_names['token_embd']}.weight"
     has_table = table in plain_names.values()
     places: dict[str, GgufPlace | None] = {}
@@ -83,6 +85,11 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
         if plain is None or plain.endswith(_UNUSED) or (plain == "lm_head.weight" and config.tie_embeddings):
             continue
         if architecture.is_layer_number(plain):
+            continue
+        prefix = _prefix_of_mtp(architecture, config.num_layers)
+        parent, _, kind = plain.removeprefix(prefix).rpartition(".")
+        if plain.startswith(prefix) and parent in NUMBERED_MTP:
+            places[name] = GgufPlace((f"blk.{config.num_layers}.{NUMBERED_MTP[parent]}.{kind}",))
             continue
         merged = _MERGED.fullmatch(plain)
         if merged is not None:
@@ -102,14 +109,33 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
     return places
 
 
-def _plain_name(name: str, names: CheckpointNames, architecture: GgufArchitecture) -> str | None:
-    """Return the tensor's name with the prefixes of a text-only checkpoint; None if it is not part of the decoder."""
+def _prefix_of_mtp(architecture: GgufArchitecture, num_layers: int) -> str:
+    """Return the prefix of the layer for multi-token prediction, which follows the model's own."""
+    return f"{architecture.body}{architecture.layers}.{num_layers}."
+
+
+def _plain_name(name: str, names: CheckpointNames, architecture: GgufArchitecture, num_layers: int) -> str | None:
+    """Return the tensor's name with the prefixes of a text-only checkpoint that numbers the layer for multi-token
+    prediction like the model's own; None if it is not part of the decoder, or of layers that are not written.
+    """
     parent, _, kind = name.rpartition(".")
     if parent == names.head:
         return f"lm_head.{kind}"
-    if name.startswith(names.body):
-        return f"{architecture.body}{name.removeprefix(names.body)}"
-    return None
+    mtp = _prefix_of_mtp(architecture, num_layers)
+    if architecture.mtp_names and name.startswith(MTP_LAYER):
+        return f"{mtp}{name.removeprefix(MTP_LAYER)}"
+    for stem, own in architecture.mtp_names.items():
+        if parent == own:
+            return f"{mtp}{_MTP_OF_STEM[stem]}.{kind}"
+    if not name.startswith(names.body):
+        return None
+    plain = f"{architecture.body}{name.removeprefix(names.body)}"
+    layer = plain.removeprefix(f"{architecture.body}{architecture.layers}.").partition(".")[0]
+    if not layer.isdecimal() or int(layer) < num_layers:
+        return plain
+    # Of later layers, their own embeddings and output projections are copies of the model's.
+    own = plain.removeprefix(mtp)
+    return plain if architecture.mtp_names and own != plain and not own.startswith(_COPIES) else None
 
 
 def _of_mixture(plain: str, names: CheckpointNames) -> str | None:

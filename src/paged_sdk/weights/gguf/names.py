@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, TOP_NAMES, GgufArchitecture
+from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, MTP, TOP_NAMES, GgufArchitecture
 from paged_sdk.weights.gguf.encoder_names import ENCODERS
 from paged_sdk.weights.gguf.layer_names import (
     ATTENTION,
@@ -240,6 +240,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             model_type="glm4_moe",
             block_names=ATTENTION | QK_NORM | _POST_NORM | MLP | EXPERTS | _SHARED_EXPERTS,
             bare_names=_CHOICE_BIAS,
+            mtp_names=MTP,
         ),
         "dots1": GgufArchitecture(
             model_type="dots1",
@@ -327,6 +328,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             block_names=_LATENT | PRE_NORM | MLP | EXPERTS | _SHARED_EXPERTS,
             bare_names=_CHOICE_BIAS,
             joined={"self_attn.kv_b_proj": LATENT_UP},
+            mtp_names=MTP,
         ),
         **RECURRENT,
         **ENCODERS,

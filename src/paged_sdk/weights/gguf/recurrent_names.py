@@ -8,7 +8,7 @@ from typing import Final
 
 from attrs import evolve
 
-from paged_sdk.weights.gguf.architecture import EACH, TOP_NAMES, GgufArchitecture
+from paged_sdk.weights.gguf.architecture import EACH, MTP, TOP_NAMES, GgufArchitecture
 from paged_sdk.weights.gguf.layer_names import (
     ATTENTION,
     EXPERTS,
@@ -141,6 +141,7 @@ RECURRENT: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             joined={"linear_attn.in_proj_qkvz": ("attn_qkv", "attn_gate")},
             norm_offset=1.0,
             plain_norms=("ssm_norm",),
+            mtp_names=MTP,
         ),
         "qwen35": GgufArchitecture(
             model_type="qwen3_5_text",
@@ -149,6 +150,7 @@ RECURRENT: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             tiled_heads=True,
             norm_offset=1.0,
             plain_norms=("ssm_norm",),
+            mtp_names=MTP,
         ),
         "qwen35moe": GgufArchitecture(
             model_type="qwen3_5_moe_text",
@@ -157,6 +159,7 @@ RECURRENT: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             tiled_heads=True,
             norm_offset=1.0,
             plain_norms=("ssm_norm",),
+            mtp_names=MTP,
         ),
         "granitehybrid": evolve(
             _GRANITE_HYBRID,

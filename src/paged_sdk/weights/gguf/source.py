@@ -14,7 +14,16 @@ from torch import Tensor
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
-from paged_sdk.weights.gguf.architecture import EACH, LATENT_UP, RATES, TILED, VECTORS, GgufArchitecture, stem_of
+from paged_sdk.weights.gguf.architecture import (
+    EACH,
+    LATENT_UP,
+    MTP_LAYER,
+    RATES,
+    TILED,
+    VECTORS,
+    GgufArchitecture,
+    stem_of,
+)
 from paged_sdk.weights.gguf.config import config_from_gguf
 from paged_sdk.weights.gguf.file import open_gguf, tensors_of_parts
 from paged_sdk.weights.gguf.layer_numbers import number_weights
@@ -85,8 +94,8 @@ class GgufSource:
         weights: dict[str, _Weight] = {
             name: self._weight(architecture, tensor)
             for stored in tensors.values()
-            if not stored.name.startswith(_SETTINGS) and not self._is_of_later_layers(stored.name)
-            for name, tensor in self._named(architecture, stored)
+            if not stored.name.startswith(_SETTINGS)
+            for name, tensor in self._named_anywhere(architecture, stored)
         }
         weights |= self._joined(architecture, tensors)
         weights |= dict(number_weights(architecture, self.metadata, self.config["num_hidden_layers"], self._path))
@@ -150,6 +159,24 @@ class GgufSource:
         if weight is None:
             raise CheckpointError(f"{self._path} holds no tensor for {shown(name)}", path=self._path)
         return weight
+
+    def _named_anywhere(self, architecture: GgufArchitecture, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
+        """Yield the same as :meth:`_named`, also for layers for multi-token prediction (MTP), which follow the model's
+        own: the first one is read if the architecture names its tensors, and what is not known of it is left out.
+        """
+        match, count = OF_LAYER.match(tensor.name), self.config["num_hidden_layers"]
+        if match is None or int(match[1]) < count:
+            yield from self._named(architecture, tensor)
+            return
+        stem, _, kind = tensor.name.removeprefix(match[0]).rpartition(".")
+        if int(match[1]) > count or not architecture.mtp_names:
+            return
+        if (own := architecture.mtp_names.get(stem)) is not None:
+            yield f"{own}.{kind}", tensor
+        elif architecture.parts(stem) or architecture.hugging_face_name(tensor.name) is not None:
+            prefix = f"{architecture.body}{architecture.layers}.{count}."
+            for name, part in self._named(architecture, tensor):
+                yield name.replace(prefix, MTP_LAYER, 1), part
 
     def _named(self, architecture: GgufArchitecture, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
         """Yield the Hugging Face names that a stored tensor covers, each with its part: the whole, a matrix or vector
@@ -241,23 +268,20 @@ class GgufSource:
             )
         return found
 
-    def _is_of_later_layers(self, name: str) -> bool:
-        """Return whether a tensor belongs to layers that predict further tokens (MTP), which follow the model's own."""
-        match = OF_LAYER.match(name)
-        return match is not None and int(match[1]) >= self.config["num_hidden_layers"]
-
     def _joined(
         self, architecture: GgufArchitecture, tensors: Mapping[str, GgufTensor]
     ) -> dict[str, JoinedWeight | LatentUpWeight]:
         """Return the matrices that have the rows of several tensors, by Hugging Face name."""
         found: dict[str, JoinedWeight | LatentUpWeight] = {}
-        for layer in range(self.config["num_hidden_layers"]) if architecture.joined else ():
+        count = self.config["num_hidden_layers"]
+        for layer in range(count + bool(architecture.mtp_names)) if architecture.joined else ():
+            prefix = f"{architecture.body}{architecture.layers}.{layer}." if layer < count else MTP_LAYER
             for name, stems in architecture.joined.items():
                 parts = [tensors.get(f"blk.{layer}.{stem}.weight") for stem in stems]
                 there = [part for part in parts if part is not None]
                 if there:
                     join = self._latent_up if stems == LATENT_UP else self._joined_parts
-                    found[f"{architecture.body}{architecture.layers}.{layer}.{name}.weight"] = join(there)
+                    found[f"{prefix}{name}.weight"] = join(there)
         return found
 
     def _latent_up(self, parts: Sequence[GgufTensor]) -> LatentUpWeight:

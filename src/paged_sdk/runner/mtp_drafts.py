@@ -1,0 +1,357 @@
+"""Proposes drafts made by a model's own layer for multi-token prediction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as Sequence_
+from typing import Final
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.kernels.step import InsertedRows, StepContext
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.mtp_module import MtpModule
+from paged_sdk.runner.drafted_text import DraftedText
+from paged_sdk.runner.first_pause import FirstPause
+from paged_sdk.runner.input_batch import InputBatch, make_input_batch
+from paged_sdk.sampling.candidates import select_rows
+from paged_sdk.scheduler.draft_account import DraftBalance
+from paged_sdk.scheduler.output import ScheduledSequence
+from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.scheduler.step_times import StepTimes
+from paged_sdk.speculative.acceptance import Acceptance
+from paged_sdk.speculative.draft_counts import draft_counts
+from paged_sdk.types.step import StepRow
+
+__all__ = ["MtpDrafts", "ScratchBlocks"]
+
+PRIORS: Final = (0.85, 0.75, 0.65, 0.55)
+"""Prior acceptance rates of the first draft, of the second if the first is right, and so on: near what vLLM reports for
+Qwen3.6-27B (0.92, 0.89, 0.82, 0.81). A small model's are lower."""
+MOST_KEPT: Final = 32
+"""Most hidden states of generated tokens that wait for the layer: as many as a tile of a matrix product has rows."""
+
+
+@frozen
+class ScratchBlocks:
+    """Says where drafts' keys and values are written: in blocks of the layer's pool beyond those of the KV manager.
+
+    A sequence's own blocks have no room for drafts before the scheduler has granted them.
+
+    :ivar first: id of the first of these blocks
+    :ivar block_size: tokens per block
+    :ivar per_sequence: number of these blocks that a sequence needs
+    """
+
+    first: int
+    block_size: int
+    per_sequence: int
+
+    @staticmethod
+    def needed(block_size: int, gamma: int) -> int:
+        """Return the number of blocks that a sequence's drafts need."""
+        return -(-gamma // block_size)
+
+    def extended(self, kv_ids: Sequence_[int], num_tokens: int, place: int) -> list[int]:
+        """Return the blocks of a sequence's first tokens, followed by blocks for drafts.
+
+        :param place: the sequence's place in the step, which no other sequence has
+        """
+        own = kv_ids[: -(-num_tokens // self.block_size)]
+        first = self.first + place * self.per_sequence
+        return [*own, *range(first, first + self.per_sequence)]
+
+
+class _State(DraftedText):
+    """Holds what the layer knows of one sequence.
+
+    :ivar kept: the model's hidden states, normed, of the tokens before ``end`` that the layer has not computed yet,
+        because the token after the last of them is not known, ``[n, hidden_size]``
+    :ivar end: number of the sequence's tokens that the model has computed, drafts included
+    """
+
+    __slots__ = ("end", "kept")
+
+    def __init__(self, sequence: Sequence, acceptance: Acceptance, first_pause: FirstPause, kept: Tensor) -> None:
+        super().__init__(sequence, acceptance, first_pause)
+        self.end: int = 0
+        self.kept: Tensor = kept
+
+    @property
+    def first(self) -> int:
+        """Return the position of the first token that the layer has not computed."""
+        return self.end - len(self.kept)
+
+    def begin_at(self, start: int) -> None:
+        """Note that the model's next tokens are those from ``start`` on: drafts that were computed may be wrong, or the
+        sequence may have lost its KV.
+        """
+        num_left = start - self.first
+        self.kept = self.kept[: num_left if 0 <= num_left <= len(self.kept) else 0]
+        self.end = start
+
+    @property
+    def num_ready(self) -> int:
+        """Return how many of the kept states' tokens have a token after them that is known."""
+        return min(len(self.kept), len(self.sequence.token_ids) - 1 - self.first)
+
+
+class MtpDrafts:
+    """Drafts with a model's own layer for multi-token prediction.
+
+    The layer attends over keys and values of its own, in blocks with the ids of the model's, so that they are shared,
+    copied and freed with them. Those of a token depend on the token after it. So of prompts, the layer computes all but
+    the last token in the step in which the model does; the last one, and generated tokens, when it drafts next. Where
+    others continue a shared block, its last token's key is that of the first text; this changes drafts, but never what
+    is generated.
+
+    Drafts are the likeliest tokens: see :class:`~paged_sdk.runner.draft_model.DraftModel`. Their number depends on how
+    many were right, and on the measured times of the model's steps and of the layer's.
+
+    :param backend: holds the layer's KV
+    :param target: the model
+    :param scratch: where drafts' KV is, if KV is in blocks; None: it is contiguous
+    :param vocab_size: vocabulary size of the model
+    :param gamma: maximum number of drafts per sequence and step
+    :param max_tokens: the model's context length
+    :param times: step times of the model
+    :param balance: time that drafts have gained and lost so far
+    """
+
+    def __init__(
+        self,
+        module: MtpModule,
+        backend: AttentionBackend,
+        target: CausalModel,
+        *,
+        scratch: ScratchBlocks | None,
+        vocab_size: int,
+        gamma: int,
+        max_tokens: int,
+        times: StepTimes,
+        balance: DraftBalance,
+    ) -> None:
+        self._module = module
+        self._backend = backend
+        self._target = target
+        self._scratch = scratch
+        self._vocab_size = vocab_size
+        self._gamma = gamma
+        self._max_tokens = max_tokens
+        self._times = times
+        self._own_times = StepTimes()
+        self._balance = balance
+        self._acceptance = Acceptance(priors=PRIORS)
+        self._first_pause = FirstPause()
+        self._states: dict[int, _State] = {}
+        self._none = torch.empty(0, module.config.hidden_size)
+
+    @property
+    def num_followed(self) -> int:
+        """Return the number of sequences that have state here."""
+        return len(self._states)
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """Return what holds the layer's KV: to be copied and freed with the model's."""
+        return self._backend
+
+    @staticmethod
+    def ask(rows: Iterable[StepRow]) -> None:
+        """Have the model compute the hidden states of all tokens of a step."""
+        for row in rows:
+            row.num_logits = row.num_new_tokens
+
+    def take(
+        self,
+        rows: Sequence_[StepRow],
+        scheduled: Sequence_[ScheduledSequence],
+        batch: InputBatch,
+        hidden: Tensor,
+        inserted: InsertedRows | None,
+    ) -> None:
+        """Take the hidden states that a step has computed.
+
+        :param hidden: ``[num_tokens, hidden_size]``, defined for all tokens
+        :param inserted: vectors that replace embeddings of the step's tokens
+        """
+        prompts: list[_Prompt] = []
+        late: list[_State] = []
+        normed = self._target.normed(hidden)
+        for row, first, of_row in zip(rows, batch.first_tokens, scheduled, strict=True):
+            sequence = of_row.sequence
+            if sequence.request.reading is not None:
+                continue
+            state = self._states.get(row.seq_id)
+            if state is None:
+                acceptance = Acceptance(self._acceptance)
+                state = self._states[row.seq_id] = _State(sequence, acceptance, self._first_pause, self._none)
+            state.begin_at(row.start)
+            states = normed[first : first + row.num_new_tokens]
+            if row.num_drafts or (row.num_new_tokens == 1 and row.start >= row.num_prompt_tokens):
+                state.kept = torch.cat((state.kept, states)) if len(state.kept) else states
+                if len(state.kept) > MOST_KEPT:
+                    late.append(state)
+            else:
+                before = state.kept[-1:]
+                prompts.append(_Prompt(row, first + 1 - len(before), torch.cat((before, states[:-1]))))
+                state.kept = states[-1:].clone()  # otherwise it would keep the memory of all
+            state.end = row.end
+        prompts = [each for each in prompts if len(each.states)]
+        if prompts:
+            self._compute_prompts(prompts, batch, inserted)
+        if late:
+            self._compute([self._row(state, state.num_ready, num_logits=0) for state in late], self._ready(late))
+
+    def propose(self, sequences: Sequence_[Sequence]) -> list[list[int]]:
+        """Propose drafts for each sequence, as many as are expected to pay."""
+        states = [self._states.get(sequence.seq_id) for sequence in sequences]
+        followed = [state for state in states if state is not None]
+        for state in followed:
+            state.compare()
+            state.begin_at(min(state.end, len(state.sequence.token_ids) - 1))
+        if not followed or not self._balance.allows:
+            return [[] for _ in states]
+        chances = [state.chances(self._most_drafts(state)) for state in followed]
+        counts = draft_counts(
+            chances,
+            self._times.expected,
+            self._balance.left,
+            lambda ahead: ahead * self._own_times.expected(len(followed)),
+        )
+        chosen = [
+            state
+            for state, count, chance in zip(followed, counts, chances, strict=True)
+            if chance and state.choose(count)
+        ]
+        start = time.monotonic()
+        if chosen:
+            with torch.inference_mode():
+                self._draft(chosen)
+        self._balance.claim((state.sequence.seq_id for state in chosen), time.monotonic() - start)
+        return [[] if state is None else state.drafts for state in states]
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        """Drop the state of sequences that have ended."""
+        for seq_id in seq_ids:
+            self._states.pop(seq_id, None)
+
+    def reset(self) -> None:
+        """Do nothing: no text that has ended is remembered."""
+
+    def _most_drafts(self, state: _State) -> int:
+        """Return the maximum number of drafts for a sequence. The target adds one token after the last draft."""
+        num_tokens = len(state.sequence.token_ids)
+        if state.num_ready < 1 or state.first + state.num_ready != num_tokens - 1:
+            return 0  # the model's state at the token before the last is not here
+        return min(self._gamma, state.sequence.max_length - num_tokens - 1, self._max_tokens - num_tokens)
+
+    def _draft(self, states: list[_State]) -> None:
+        """Draft tokens, one per sequence and run of the layer."""
+        for state in states:
+            state.follow_grammar()
+        ends = [len(state.sequence.token_ids) - 1 for state in states]
+        tables = [self._table(state, end, place) for place, (state, end) in enumerate(zip(states, ends, strict=True))]
+        rows = [
+            self._row(state, state.num_ready, num_logits=1, kv_ids=table)
+            for state, table in zip(states, tables, strict=True)
+        ]
+        inputs = self._ready(states)
+        places = list(range(len(states)))
+        while True:
+            start = time.monotonic()
+            hidden = self._compute(rows, inputs)
+            tokens = self._module.likeliest(hidden)
+            self._own_times.note(len(rows), time.monotonic() - start)
+            for place, token in zip(places, tokens, strict=True):
+                states[place].add(token, self._vocab_size)
+            left = [at for at, place in enumerate(places) if len(states[place].drafts) < states[place].num_wanted]
+            if not left:
+                return
+            inputs = self._module.normed(hidden if len(left) == len(places) else select_rows(hidden, left))
+            places = [places[at] for at in left]
+            rows = [
+                evolve(
+                    rows[at],
+                    start=ends[place] + len(states[place].drafts) - 1,
+                    token_ids=states[place].drafts[-1:],
+                )
+                for at, place in zip(left, places, strict=True)
+            ]
+
+    def _table(self, state: _State, num_tokens: int, place: int) -> list[int]:
+        """Return where the KV of a sequence's first tokens and of drafts after them is."""
+        kv_ids = state.sequence.table.ids
+        return kv_ids if self._scratch is None else self._scratch.extended(kv_ids, num_tokens, place)
+
+    def _row(self, state: _State, num_tokens: int, *, num_logits: int, kv_ids: Sequence_[int] | None = None) -> StepRow:
+        """Make a row of the first tokens that the layer has not computed. Its token ids are those after them."""
+        sequence, first = state.sequence, state.first
+        return StepRow(
+            seq_id=sequence.seq_id,
+            start=first,
+            token_ids=sequence.token_ids[first + 1 : first + 1 + num_tokens],
+            kv_ids=sequence.table.ids if kv_ids is None else kv_ids,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            kv_version=sequence.table.version,
+            num_logits=num_logits,
+            is_long=sequence.is_long,
+            media=sequence.request.media,
+        )
+
+    def _ready(self, states: Iterable[_State]) -> Tensor:
+        """Return the kept states of tokens for which :meth:`_row` makes rows, and no longer keep them."""
+        found: list[Tensor] = []
+        for state in states:
+            num_ready = state.num_ready
+            found.append(state.kept[:num_ready])
+            state.kept = state.kept[num_ready:]
+        return torch.cat(found)
+
+    def _compute(self, rows: Sequence_[StepRow], states: Tensor) -> Tensor:
+        """Run the layer over rows whose token ids are those after their tokens.
+
+        :param states: the model's or the layer's hidden states of the rows' tokens, normed
+        :returns: ``[num_rows, hidden_size]``: the layer's hidden state of each row's last token; undefined if the rows
+            ask for none
+        """
+        batch = make_input_batch(rows, self._target.device)
+        context = StepContext(attention=self._backend.prepare(rows), is_long=batch.is_long)
+        hidden = self._module.forward(self._module.embedded(batch.token_ids), states, batch.positions, context)
+        lasts = [first + row.num_new_tokens - 1 for first, row in zip(batch.first_tokens, rows, strict=True)]
+        return hidden if len(lasts) == len(hidden) else select_rows(hidden, lasts)
+
+    def _compute_prompts(self, prompts: Sequence_[_Prompt], batch: InputBatch, inserted: InsertedRows | None) -> None:
+        """Run the layer over tokens of prompts, for their KV alone."""
+        rows = [each.own_row for each in prompts]
+        after = torch.cat([torch.arange(each.first, each.first + len(each.states)) for each in prompts])
+        part = None if inserted is None else inserted.part(after)
+        own = make_input_batch(rows, self._target.device)
+        context = StepContext(attention=self._backend.prepare(rows), is_long=own.is_long)
+        embedded = self._module.embedded(batch.token_ids[after], part)
+        self._module.forward(embedded, torch.cat([each.states for each in prompts]), own.positions, context)
+
+
+@frozen(eq=False)
+class _Prompt:
+    """Holds tokens of a prompt for the layer to compute.
+
+    :ivar row: the model's row
+    :ivar first: index within the step of the token after the first of them
+    :ivar states: the model's hidden states, normed, ``[n, hidden_size]``
+    """
+
+    row: StepRow
+    first: int
+    states: Tensor
+
+    @property
+    def own_row(self) -> StepRow:
+        """Return the layer's row: each token stands for the one before it."""
+        token_ids = self.row.token_ids[self.row.num_new_tokens - len(self.states) :]
+        start = self.row.end - 1 - len(self.states)
+        return evolve(self.row, start=start, token_ids=token_ids, num_logits=0, state_slot=0)

@@ -1,0 +1,380 @@
+"""Layers for multi-token prediction draft what transformers' layers would, and change no text."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import pytest
+from attrs import define, field
+
+from adapter_files import write_adapter
+from arrivals import wait_for_requests
+from mtp_checkpoints import MTP_CONFIGS, MtpReference, make_mtp_checkpoint
+from native_weights import needs_library
+from paged_sdk import (
+    ConfigError,
+    Constraint,
+    GgufModelBuilder,
+    IsqType,
+    MemoryGpuConfig,
+    Model,
+    PagedAttentionMeta,
+    PagedCacheType,
+    SamplingParams,
+    SpeculativeConfig,
+    TextModelBuilder,
+    TextSpeculativeBuilder,
+    write_gguf,
+)
+from paged_sdk.build.assembly import load_parts
+from paged_sdk.config.env import read_environment
+from paged_sdk.runner.drafted_text import DraftedText
+from paged_sdk.runner.mtp_drafts import MOST_KEPT, MtpDrafts
+from paged_sdk.speculative.several_proposers import SeveralProposers
+from tiny import make_checkpoint
+
+pytestmark = pytest.mark.anyio
+
+PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, [9] * 50, list(range(100, 133)))
+NUM_TOKENS: Final = 24
+GREEDY: Final = SamplingParams(temperature=0.0, max_len=NUM_TOKENS, ignore_eos=True)
+DRAWN: Final = SamplingParams(temperature=0.9, seed=5, max_len=NUM_TOKENS, ignore_eos=True)
+GAMMA: Final = 4
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", params=list(MTP_CONFIGS))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_mtp_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_mtp_checkpoint("qwen3_5_text", tmp_path_factory.mktemp("qwen"))
+
+
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_mtp_checkpoint("glm4_moe", tmp_path_factory.mktemp("glm"), head_dim=32)
+
+
+def builder_of(path: Path) -> TextModelBuilder:
+    return TextModelBuilder(path).with_dtype("float32").with_force_cpu().with_num_threads(1)
+
+
+def drafting(builder: Any) -> Any:
+    return builder.with_speculation(SpeculativeConfig(gamma=GAMMA, mtp=True))
+
+
+def pool(tokens: int, cache_type: PagedCacheType = PagedCacheType.AUTO) -> PagedAttentionMeta:
+    return PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(tokens), cache_type=cache_type)
+
+
+@define
+class Watched:
+    """Notes what the layer finds likeliest, and puts tokens of known texts in place of some of it.
+
+    :ivar texts: the tokens after each prompt
+    :ivar found: the text before each draft, the drafts before it, and what the layer found
+    """
+
+    texts: dict[tuple[int, ...], list[int]] = field(factory=dict)
+    found: list[tuple[list[int], list[int], int]] = field(factory=list)
+    chance: random.Random = field(factory=lambda: random.Random(3))
+
+    def put(self, text: DraftedText, token: int) -> int:
+        sequence, drafts = text.sequence, text.drafts
+        self.found.append((list(sequence.token_ids), list(drafts), token))
+        known = self.texts.get(tuple(sequence.token_ids[: sequence.num_prompt_tokens]), [])
+        place = sequence.num_output_tokens + len(drafts)
+        return known[place] if place < len(known) and self.chance.random() < 0.7 else token
+
+
+@contextmanager
+def watching(texts: Mapping[tuple[int, ...], list[int]]) -> Iterator[Watched]:
+    """Let the layer draft whatever it can, beside no other proposer."""
+    watched, add = Watched(dict(texts)), DraftedText.add
+    asked = SeveralProposers.propose
+
+    def put(self: DraftedText, token: int, vocab_size: int) -> None:
+        add(self, watched.put(self, token), vocab_size)
+
+    def alone(self: SeveralProposers, sequences: Any) -> list[list[int]]:
+        _, mtp = self._proposers
+        assert isinstance(mtp, MtpDrafts)
+        return mtp.propose(sequences)
+
+    def all_of_them(chances: Sequence[Sequence[float]], *others: Any) -> list[int]:
+        return [len(each) for each in chances]
+
+    with (
+        patch.object(DraftedText, "add", put),
+        patch.object(SeveralProposers, "propose", alone),
+        patch("paged_sdk.runner.mtp_drafts.draft_counts", all_of_them),
+        patch("paged_sdk.scheduler.draft_account.DraftBalance.allows", True),
+    ):
+        yield watched
+    assert asked is SeveralProposers.propose
+
+
+async def texts_of(model: Model, sampling: SamplingParams, prompts: Any = PROMPTS) -> list[str]:
+    wait_for_requests(model, len(prompts))
+    got = await asyncio.gather(*(model.send_completion_request(prompt, sampling) for prompt in prompts))
+    return [choice.text for each in got for choice in each.choices]
+
+
+async def tokens_of(builder: Any, sampling: SamplingParams) -> dict[tuple[int, ...], list[int]]:
+    """Return the tokens after each prompt, without drafts."""
+    parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=(seen := _Seen()))
+    async with Model(parts) as model:
+        await texts_of(model, sampling)
+    return {tuple(each.prompt): each.tokens for each in seen.found()}
+
+
+@define
+class _Text:
+    prompt: list[int]
+    tokens: list[int]
+
+
+class _Seen:
+    def __init__(self) -> None:
+        self._sequences: dict[int, Any] = {}
+
+    def propose(self, sequences: Any) -> list[list[int]]:
+        self._sequences |= {sequence.seq_id: sequence for sequence in sequences}
+        return [[] for _ in sequences]
+
+    def forget(self, seq_ids: Any) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    def found(self) -> list[_Text]:
+        return [
+            _Text(each.token_ids[: each.num_prompt_tokens], each.output_token_ids) for each in self._sequences.values()
+        ]
+
+
+SETTINGS: Final[Mapping[str, Any]] = {
+    "default": lambda builder: builder,
+    "small chunks": lambda builder: builder.with_max_num_batched_tokens(16).with_paged_attn(pool(2000)),
+    "preempted": lambda builder: builder.with_max_num_batched_tokens(32).with_paged_attn(pool(136)),
+    "contiguous": lambda builder: builder.without_paged_attn(),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("small chunks", "preempted") else pytest.param(name, marks=pytest.mark.long)
+        for name in SETTINGS
+    ],
+)
+async def test_drafts_are_those_of_transformers_layers(checkpoint: Path, name: str) -> None:
+    """Of texts that share steps and lose their KV; some drafts are right, and some are not."""
+    plain, reference = SETTINGS[name](builder_of(checkpoint)), MtpReference(checkpoint)
+    tokens = await tokens_of(plain, GREEDY)
+    async with plain.build() as model:
+        texts = await texts_of(model, GREEDY)
+    with watching(tokens) as watched:
+        async with drafting(plain).build() as model:
+            assert await texts_of(model, GREEDY) == texts
+            stats = model.stats()
+    assert 0.2 < stats.accepted_tokens / stats.drafted_tokens < 1
+    assert (stats.preemptions > 0) == (name == "preempted")
+    assert stats.steps < 0.8 * sum(map(len, tokens.values()))
+    checked = random.Random(0).sample(watched.found, 40)
+    assert {len(drafts) for _, drafts, _ in checked} == set(range(GAMMA))
+    for before, drafts, token in checked:
+        assert token == reference.likeliest(before, drafts), (len(before), drafts)
+
+
+KINDS: Final[Mapping[str, Any]] = {
+    "FP8": lambda builder: builder.with_paged_attn(pool(2000, PagedCacheType.F8E4M3)),
+    "4 bits": lambda builder: builder.with_paged_attn(pool(2000, PagedCacheType.Q4)),
+    "no prefix cache": lambda builder: builder.with_prefix_cache_n(None),
+    "few texts at a time": lambda builder: builder.with_max_num_seqs(2),
+    "quantized": lambda builder: builder.with_isq(IsqType.Q8_0),
+    "batch invariance": lambda builder: builder.with_isq(IsqType.Q8_0).with_batch_invariance(),
+}
+
+
+@needs_library
+@pytest.mark.parametrize("kind", KINDS)
+async def test_texts_do_not_change(glm: Path, kind: str) -> None:
+    plain = KINDS[kind](builder_of(glm))
+    for sampling in (GREEDY, DRAWN):
+        tokens = await tokens_of(plain, sampling)
+        async with plain.build() as model:
+            texts = await texts_of(model, sampling)
+        with watching(tokens):
+            async with drafting(plain).build() as model:
+                assert await texts_of(model, sampling) == texts
+                stats = model.stats()
+        assert 0 < stats.accepted_tokens < stats.drafted_tokens
+
+
+async def test_choices_constraints_predictions_and_adapters(qwen: Path, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapter", MtpReference(qwen).target, targets=("q_proj", "in_proj_qkv", "down_proj"))
+    plain = builder_of(qwen).with_adapter(tmp_path / "adapter")
+    constraint = Constraint.regex("the (first|last|only) (one|two|three) of (them|us)")
+    choices = SamplingParams(temperature=0.9, seed=3, n_choices=3, max_len=NUM_TOKENS, ignore_eos=True)
+
+    async def answers(builder: Any) -> list[str]:
+        async with builder.build() as model:
+            first = await model.send_completion_request(PROMPTS[0], GREEDY)
+            got = [
+                first,
+                await model.send_completion_request(PROMPTS[0], choices),
+                await model.send_completion_request(PROMPTS[1], DRAWN, constraint=constraint),
+                await model.send_completion_request(PROMPTS[0], GREEDY, prediction=first.choices[0].text),
+                await model.send_completion_request(PROMPTS[0], GREEDY, adapter="adapter"),
+            ]
+            return [choice.text for each in got for choice in each.choices]
+
+    expected = await answers(plain)
+    assert len(set(expected)) >= 5
+    with patch("paged_sdk.scheduler.draft_account.DraftBalance.allows", True):
+        assert await answers(drafting(plain)) == expected
+    with watching({}) as watched:
+        assert await answers(drafting(plain)) == expected
+    assert len(watched.found) > 50
+
+
+async def test_a_conversation_goes_on_from_the_prefix_cache(glm: Path) -> None:
+    reference, tokens = MtpReference(glm), list(range(60, 91))
+    with watching({}) as watched:
+        async with drafting(builder_of(glm).with_paged_attn(pool(2000))).build() as model:
+            first = await model.send_completion_request(tokens, GREEDY)
+            watched.found.clear()
+            # The layer's KV of the prompt comes from the prefix cache, too.
+            again = await model.send_completion_request([*tokens[:24], *tokens[24:], 7], GREEDY)
+            assert again.usage.prompt_tokens_details.cached_tokens == 24
+    assert first.choices[0].text != again.choices[0].text
+    for before, drafts, token in random.Random(0).sample(watched.found, 20):
+        assert token == reference.likeliest(before, drafts)
+
+
+async def test_states_of_a_text_without_drafts_do_not_pile_up(qwen: Path) -> None:
+    """Where drafts do not pay, the layer follows many tokens at a time."""
+    long = SamplingParams(temperature=0.0, max_len=4 * MOST_KEPT, ignore_eos=True)
+    kept: list[int] = []
+    take = MtpDrafts.take
+
+    def noting(self: MtpDrafts, *args: Any) -> None:
+        take(self, *args)
+        kept.extend(len(state.kept) for state in self._states.values())
+
+    with (
+        patch.object(MtpDrafts, "take", noting),
+        patch.object(MtpDrafts, "propose", lambda self, each: [[]] * len(each)),
+    ):
+        async with drafting(builder_of(qwen)).build() as model:
+            await model.send_completion_request(PROMPTS[0], long)
+            worker: Any = model._worker
+            mtp = worker._engine._runner._step_runner.mtp
+            await model.send_completion_request(PROMPTS[1], SamplingParams(max_len=1))
+            assert mtp.num_followed <= 1
+    assert max(kept) == MOST_KEPT
+
+
+async def test_cancelled_texts_are_forgotten(qwen: Path) -> None:
+    with watching({}):
+        async with drafting(builder_of(qwen)).build() as model:
+            endless = SamplingParams(temperature=0.0, max_len=400, ignore_eos=True, n_choices=2)
+            async with model.stream_completion_request(PROMPTS[0], endless) as stream:
+                await anext(stream)
+            for prompt in PROMPTS[1:3]:
+                await model.send_completion_request(prompt, GREEDY)
+            worker: Any = model._worker
+            assert worker._engine._runner._step_runner.mtp.num_followed <= 1
+            assert model.stats().blocks_used == 0
+
+
+async def test_a_failed_step_is_repeated(qwen: Path) -> None:
+    with watching({}):
+        async with drafting(builder_of(qwen)).build() as model:
+            expected = await texts_of(model, GREEDY)
+            await model.reset_prefix_cache()
+            worker: Any = model._worker
+            target, calls = worker._engine._runner._step_runner.model, 0
+            forward = type(target).forward
+
+            def failing(self: Any, *args: Any) -> Any:
+                nonlocal calls
+                calls += self is target
+                if calls == 9 and self is target:
+                    raise MemoryError("no memory")
+                return forward(self, *args)
+
+            with patch.object(type(target), "forward", failing):
+                assert await texts_of(model, GREEDY) == expected
+            assert calls > 9
+
+
+@pytest.mark.parametrize("family", MTP_CONFIGS)
+async def test_files_have_the_layer(family: str, tmp_path: Path) -> None:
+    """A GGUF file that is written from a checkpoint drafts the same."""
+    path = make_mtp_checkpoint(family, tmp_path / "model")
+    file = write_gguf(path, tmp_path / "model.gguf", type="F32")
+    found = []
+    for builder in (builder_of(path), GgufModelBuilder(file).with_dtype("float32").with_force_cpu()):
+        with watching({}) as watched:
+            async with drafting(builder.with_num_threads(1)).build() as model:
+                texts = await texts_of(model, GREEDY, PROMPTS[:1])
+        found.append((texts, watched.found))
+    assert found[0] == found[1]
+    assert found[0][1]
+
+
+async def test_what_it_does_not_go_together_with(qwen: Path, glm: Path, tmp_path: Path) -> None:
+    llama = make_checkpoint("llama", tmp_path / "llama")
+    refused: list[tuple[Any, str]] = [
+        (builder_of(llama), "a checkpoint with a layer for multi-token prediction: llama has none"),
+        (builder_of(glm).with_tensor_parallel(2), "a model in one process: ranks do not draft"),
+        (builder_of(glm).with_prefix_cache_dir(tmp_path / "cache"), "whose own KV is not stored"),
+    ]
+    for builder, needed in refused:
+        with pytest.raises(ConfigError, match=needed):
+            await drafting(builder).build()
+    with pytest.raises(ConfigError, match="mtp = True is not allowed: expected False beside a draft model"):
+        TextSpeculativeBuilder(builder_of(qwen), builder_of(qwen), SpeculativeConfig(mtp=True))
+    async with drafting(builder_of(qwen)).build() as model:
+        with pytest.raises(ConfigError, match="a model without mtp"):
+            await model.re_isq_model(IsqType.Q8_0)
+
+
+async def test_the_environment_asks_for_it(qwen: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Models without such a layer do without."""
+    llama, environment = (
+        make_checkpoint("llama", tmp_path / "llama"),
+        read_environment({"MISTRALRS_SPECULATIVE_MTP": "on"}),
+    )
+    drafts = {}
+    for path in (qwen, llama):
+        builder = builder_of(path)
+        with caplog.at_level("INFO"):
+            parts = load_parts(builder.source, builder.settings, environment)
+        async with Model(parts) as model:
+            await texts_of(model, GREEDY)
+            worker: Any = model._worker
+            drafts[path] = worker._engine._runner._step_runner.mtp is not None
+            assert parts.config.gamma == SpeculativeConfig().gamma
+    assert drafts == {qwen: True, llama: False}
+    assert "MISTRALRS_SPECULATIVE_MTP has no effect here: it needs a checkpoint" in caplog.text
+    off = builder_of(qwen).with_speculation(SpeculativeConfig(gamma=2))
+    async with Model(load_parts(off.source, off.settings, environment)) as model:
+        worker = model._worker
+        assert worker._engine._runner._step_runner.mtp is None
