@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +32,6 @@ _EXPERTS: Final[dict[str, Any]] = {
 _GROUPED: Final[dict[str, Any]] = {
     "num_hidden_layers": 3,
     "first_k_dense_replace": 1,
-    "mlp_layer_types": ["dense", "sparse", "sparse"],
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
@@ -53,7 +53,7 @@ MTP_CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "qwen3_next": _DELTA | _EXPERTS | {"decoder_sparse_step": 1},
     "glm4_moe": _GROUPED | {"head_dim": 16, "use_qk_norm": True, "partial_rotary_factor": 0.5},
     "deepseek_v3": _GROUPED | _LATENT,
-    "glm4_moe_lite": _GROUPED | _LATENT | {"n_group": 1},
+    "glm4_moe_lite": _GROUPED | _LATENT | {"n_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]},
 }
 """Fields of the configs of families with such a layer."""
 _OF_QWEN: Final = {
@@ -64,12 +64,13 @@ _OF_QWEN: Final = {
     "last_norm": "mtp.norm.weight",
 }
 _NUMBERED: Final = {
-    "layer": "model.layers.3.",
-    "embedding_norm": "model.layers.3.enorm.weight",
-    "hidden_norm": "model.layers.3.hnorm.weight",
-    "projection": "model.layers.3.eh_proj.weight",
-    "last_norm": "model.layers.3.shared_head.norm.weight",
+    "layer": "",
+    "embedding_norm": "enorm.weight",
+    "hidden_norm": "hnorm.weight",
+    "projection": "eh_proj.weight",
+    "last_norm": "shared_head.norm.weight",
 }
+"""Within the layer after the model's own."""
 _NORMS: Final = ("embedding_norm", "hidden_norm", "last_norm")
 
 
@@ -89,6 +90,8 @@ def add_mtp_layer(directory: Path) -> Path:
         tensors = {
             name.replace("layers.0.", names["layer"]): state[name] for name in state if name.startswith("layers.0.")
         }
+        if not config.model_type.startswith("qwen3_5"):
+            tensors = _apart(tensors)
         tensors[names["projection"]] = torch.randn(size, 2 * size) * 0.2
         tensors |= {names[norm]: 1 + 0.3 * torch.randn(size) for norm in _NORMS}
     path = directory / "model.safetensors"
@@ -99,16 +102,19 @@ def add_mtp_layer(directory: Path) -> Path:
 class MtpReference:
     """Drafts like the layer of a checkpoint, computing everything anew for each draft."""
 
-    def __init__(self, directory: Path) -> None:
-        self.target: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    def __init__(self, directory: Path, target: Any = None) -> None:
+        own_target = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32) if target is None else target
+        self.target: Any = own_target
         config = self.target.config.get_text_config()
         names, tensors = _names(config), load_file(directory / "model.safetensors")
         layer = _one_layer(config)
         own = {
             name.replace(names["layer"], "layers.0."): tensor
             for name, tensor in tensors.items()
-            if name.startswith(names["layer"])
+            if name.startswith(names["layer"]) and name not in names.values()
         }
+        own = _stacked(own)
+        self.layer_tensors = {name.removeprefix("layers.0."): tensor for name, tensor in own.items()}
         own["norm.weight"] = tensors[names["last_norm"]]
         found = layer.model.load_state_dict(own, strict=False)
         assert found.missing_keys == ["embed_tokens.weight"]
@@ -130,15 +136,71 @@ class MtpReference:
                 return int(self.target.lm_head(made[-1]).argmax())
             states = torch.cat((states, made[-1:]))
 
+    @torch.inference_mode()
+    def likeliest_beside_images(self, token_ids: list[int], inputs: Mapping[str, torch.Tensor]) -> int:
+        """Return the likeliest token after a text with images.
+
+        :param inputs: what transformers' model takes of the images
+        """
+        seen: dict[str, Any] = {}
+        decoder = self.target.model.language_model
+        ids = torch.tensor([token_ids])
+        self.target.model.rope_deltas = None  # of the text before
+        types = (ids == self.target.config.image_token_id).int()
+        hook = decoder.register_forward_hook(
+            lambda module, args, kwargs, output: seen.update(kwargs, states=output.last_hidden_state), with_kwargs=True
+        )
+        self.target(input_ids=ids, mm_token_type_ids=types, **inputs)
+        hook.remove()
+        both = [seen["inputs_embeds"][0, 1:], seen["states"][0, :-1]]
+        normed = [norm(each) for each, norm in zip(both, self._norms, strict=True)]
+        made = self._layer(
+            inputs_embeds=(torch.cat(normed, 1) @ self._projection.T)[None], position_ids=seen["position_ids"][..., :-1]
+        )
+        return int(self.target.lm_head(made.last_hidden_state[0, -1]).argmax())
+
 
 def _names(config: Any) -> dict[str, str]:
-    return _OF_QWEN if config.model_type.startswith("qwen") else _NUMBERED
+    if config.model_type.startswith("qwen"):
+        return _OF_QWEN
+    return {part: f"model.layers.{config.num_hidden_layers}.{name}" for part, name in _NUMBERED.items()}
+
+
+def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with a matrix for each expert, as released checkpoints have them, but for Qwen 3.5."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        stem, _, kind = name.rpartition(".experts.")
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind)
+        if parts is None:
+            found[name] = tensor
+            continue
+        for number, matrix in enumerate(tensor):
+            for part, rows in zip(parts, matrix.chunk(len(parts)), strict=True):
+                found[f"{stem}.experts.{number}.{part}.weight"] = rows.contiguous()
+    return found
+
+
+def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with the experts' matrices together, as transformers' layers have them."""
+    block = "layers.0.mlp.experts."
+    count = sum(name.startswith(block) and name.endswith(".up_proj.weight") for name in tensors)
+    if not count:
+        return tensors
+    of_each = [
+        {part: tensors[f"{block}{number}.{part}_proj.weight"] for part in ("gate", "up", "down")}
+        for number in range(count)
+    ]
+    others = {name: tensor for name, tensor in tensors.items() if not name.startswith(block)}
+    gate_up = torch.stack([torch.cat((each["gate"], each["up"])) for each in of_each])
+    down = torch.stack([each["down"] for each in of_each])
+    return others | {f"{block}gate_up_proj": gate_up, f"{block}down_proj": down}
 
 
 def _one_layer(config: Any) -> Any:
     """Make a model of one layer like the last of a model's with attention."""
     own = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "first_k_dense_replace": 0}
-    own["mlp_layer_types"] = ["sparse"]
+    own |= {"mlp_layer_types": ["sparse"], "mlp_only_layers": []}
     values = config.to_dict()
     one = type(config)(**(values | {name: value for name, value in own.items() if name in values}))
     return AutoModelForCausalLM.from_config(one, dtype=torch.float32)  # type: ignore[no-untyped-call]

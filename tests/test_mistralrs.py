@@ -649,7 +649,6 @@ def test_fields_that_only_completions_refuse() -> None:
 RUNNER = dict.fromkeys(
     [
         "mtp_model",
-        "mtp_n_predict",
         "num_device_layers",
         "anymoe_config",
         "search_embedding_model",

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
 import pytest
+import torch
 from attrs import define, field
+from safetensors.torch import load_file
+from transformers.modeling_layers import MtpModel
 
 from adapter_files import write_adapter
 from arrivals import wait_for_requests
-from mtp_checkpoints import MTP_CONFIGS, MtpReference, make_mtp_checkpoint
+from mtp_checkpoints import MTP_CONFIGS, MtpReference, add_mtp_layer, make_mtp_checkpoint
 from native_weights import needs_library
 from paged_sdk import (
     ConfigError,
@@ -26,10 +29,12 @@ from paged_sdk import (
     Model,
     PagedAttentionMeta,
     PagedCacheType,
+    RequestBuilder,
     SamplingParams,
     SpeculativeConfig,
     TextModelBuilder,
     TextSpeculativeBuilder,
+    VisionModelBuilder,
     write_gguf,
 )
 from paged_sdk.build.assembly import load_parts
@@ -38,6 +43,7 @@ from paged_sdk.runner.drafted_text import DraftedText
 from paged_sdk.runner.mtp_drafts import MOST_KEPT, MtpDrafts
 from paged_sdk.speculative.several_proposers import SeveralProposers
 from tiny import make_checkpoint
+from tiny_vision import encoder_inputs, make_vision_checkpoint, picture
 
 pytestmark = pytest.mark.anyio
 
@@ -267,6 +273,21 @@ async def test_a_conversation_goes_on_from_the_prefix_cache(glm: Path) -> None:
         assert token == reference.likeliest(before, drafts)
 
 
+@pytest.mark.parametrize("length", [1, 2, 65])
+async def test_the_layer_may_hold_less_than_the_model(glm: Path, length: int) -> None:
+    """Of a prompt's last token it has no KV yet where the model's is copied for another text."""
+    one, prompt = SamplingParams(temperature=0.0, max_len=1), list(range(7, 7 + length))
+    texts = []
+    for builder in (builder_of(glm), drafting(builder_of(glm))):
+        with watching({}) if builder.settings.mtp else nullcontext():
+            async with builder.without_paged_attn().build() as model:
+                await model.send_completion_request(prompt, one)
+                again = await model.send_completion_request([*prompt, 400], GREEDY)
+                texts.append(again.choices[0].text)
+                assert again.usage.prompt_tokens_details.cached_tokens == length
+    assert texts[0] == texts[1]
+
+
 async def test_states_of_a_text_without_drafts_do_not_pile_up(qwen: Path) -> None:
     """Where drafts do not pay, the layer follows many tokens at a time."""
     long = SamplingParams(temperature=0.0, max_len=4 * MOST_KEPT, ignore_eos=True)
@@ -378,3 +399,46 @@ async def test_the_environment_asks_for_it(qwen: Path, tmp_path: Path, caplog: p
     async with Model(load_parts(off.source, off.settings, environment)) as model:
         worker = model._worker
         assert worker._engine._runner._step_runner.mtp is None
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+def test_the_reference_is_transformers_own(family: str, tmp_path: Path) -> None:
+    path = make_mtp_checkpoint(family, tmp_path)
+    reference, tokens = MtpReference(path), [5, 6, 7, 8, 9, 11, 200, 3, 4]
+    judge, own = MtpModel(reference.target, 1), {}
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in reference.layer_tensors.items():
+        own[f"mtp_block.{name}"] = tensor
+    glue = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "post_norm"}
+    own |= {f"{judged}.weight": tensors[f"model.layers.3.{name}.weight"] for name, judged in glue.items()}
+    judge.layers[0].load_state_dict(own)
+    with torch.inference_mode():
+        states = reference.target(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states[-1]
+        positions = torch.arange(1, len(tokens))[None]
+        found, _, _ = judge(torch.tensor([tokens[1:]]), states, None, positions, None)
+    assert found.tolist() == [[reference.likeliest(tokens, [])]]
+
+
+async def test_images_are_seen_by_the_layer(tmp_path: Path) -> None:
+    """Of a token before an image's, the next embedding is the image's vector, also where a chunk ends between them."""
+    target = make_vision_checkpoint("qwen3_5", tmp_path)
+    add_mtp_layer(tmp_path)
+    pool_of_blocks = pool(2048)
+    plain = VisionModelBuilder(tmp_path).with_dtype("float32").with_force_cpu().with_num_threads(1)
+    plain = plain.with_paged_attn(pool_of_blocks).with_max_num_batched_tokens(16)
+    parts = ("Before it", picture(84, 84, seed=2), "what was there?", picture(40, 60))
+    content = [
+        {"type": "text", "text": each} if isinstance(each, str) else {"type": "image", "image": each} for each in parts
+    ]
+    request = RequestBuilder().add_message("user", content).with_sampling(GREEDY)
+    async with plain.build() as model:
+        expected = (await model.send_chat_request(request)).choices[0].message.content
+    with watching({}) as watched:
+        async with drafting(plain).build() as model:
+            assert (await model.send_chat_request(request)).choices[0].message.content == expected
+    inputs = encoder_inputs(target.config.to_dict(), tmp_path, [each for each in parts if not isinstance(each, str)])
+    reference = MtpReference(tmp_path, target)
+    firsts = [(before, token) for before, drafts, token in watched.found if not drafts]
+    assert len(firsts) > 10
+    for before, token in firsts[:6]:
+        assert token == reference.likeliest_beside_images(before, inputs)

@@ -91,6 +91,8 @@ def test_nothing_but_a_prompt(command_line: CommandLine) -> None:
         (["--adapter", "own=some/adapter"], lambda b: b.with_adapter("some/adapter", name="own")),
         (["--speculate"], lambda b: b.with_speculation(SpeculativeConfig())),
         (["--speculate", "5"], lambda b: b.with_speculation(SpeculativeConfig(5))),
+        (["--mtp"], lambda b: b.with_speculation(SpeculativeConfig(mtp=True))),
+        (["--speculate", "5", "--mtp"], lambda b: b.with_speculation(SpeculativeConfig(5, mtp=True))),
         (["--speculate", "--cpu"], lambda b: b.with_speculation(SpeculativeConfig()).with_force_cpu()),
         (["--hf-revision", "v1"], lambda b: b.with_hf_revision("v1")),
         (["--token-source", "env:TOKEN"], lambda b: b.with_token_source("env:TOKEN")),
@@ -290,6 +292,7 @@ def test_flags_of_sampling(command_line: CommandLine, arguments: list[str], samp
         (["--verbose", "--quiet"], ("--verbose", "--quiet")),
         (["--imatrix", "a.dat", "--calibration-file", "a.txt"], ("--imatrix", "--calibration-file")),
         (["--format", "plain", "-f", "a.gguf"], ("--format plain", "--quantized-file")),
+        (["--mtp", "--draft-model", "a.gguf"], ("--mtp", "--draft-model")),
     ],
 )
 def test_flags_that_exclude_each_other(command_line: CommandLine, arguments: list[str], named: tuple[str, str]) -> None:

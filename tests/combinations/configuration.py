@@ -11,24 +11,28 @@ from attrs import asdict, evolve, frozen
 
 import tiny
 from adapter_files import ALL, write_adapter
-from combinations.families import OTHERS, RECURRENT, STATEFUL, VISION, is_fused, make_checkpoint
-from drafting import NoDrafts, drafting, drafting_model
+from combinations.families import OTHERS, RECURRENT, STATEFUL, VISION, WITH_MTP, is_fused, make_checkpoint
+from drafting import FreeSteps, NoDrafts, drafting, drafting_model
 from paged_sdk import (
     IsqType,
     MemoryGpuConfig,
     Model,
     PagedAttentionMeta,
     PagedCacheType,
+    SpeculativeConfig,
     TextModelBuilder,
     VisionModelBuilder,
 )
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
+from paged_sdk.engine.engine import Engine
+from paged_sdk.runner.mtp_drafts import MtpDrafts
+from paged_sdk.scheduler.draft_account import DraftAccount
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.speculative.forced_tokens import ForcedTokens
 from paged_sdk.speculative.several_proposers import SeveralProposers
 
-__all__ = ["RANKING_TOKENS", "AdapterContent", "Checkpoints", "Configuration", "build_model"]
+__all__ = ["RANKING_TOKENS", "AdapterContent", "Checkpoints", "Configuration", "build_model", "mtp_of"]
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _TYPES: Final = ("Q4_0", "Q5_1", "Q8_0", "Q4K", "Q6K", "HQQ4", "AFQ4", "FP8", "NF4", "INT8")
@@ -45,6 +49,7 @@ _PROPOSERS: Final = (
     "a larger vocabulary",
     "all of them",
 )
+_MTP: Final = "its own layer"
 _OF_HEAD: Final = "of the head"
 _OF_EMBEDDINGS: Final = "of the embeddings"
 _ADAPTER_KINDS: Final = ("plain", "decomposed", "small", "activated", _OF_HEAD, _OF_EMBEDDINGS)
@@ -138,6 +143,8 @@ class Configuration:
         is_coarse = cache != _CONTIGUOUS and is_fused(family)
         weights = rng.choice((*_DTYPES, *rng.sample(_TYPES, 3))) if is_coarse else "float32"
         has_prefix_cache = rng.random() < 0.75
+        proposer = rng.choice((*_PROPOSERS, *[_MTP] * 4) if family in WITH_MTP else _PROPOSERS)
+        stores = cache != _CONTIGUOUS and family not in STATEFUL and proposer != _MTP
         return cls(
             family=family,
             weights=weights,
@@ -146,12 +153,12 @@ class Configuration:
             block_size=rng.choice((4, 4, 8, 16, 32)),
             num_longest=rng.choice((1.0, 1.0, 1.0, 1.3, 2.0, 20.0)),
             has_prefix_cache=has_prefix_cache,
-            is_stored=has_prefix_cache and cache != _CONTIGUOUS and family not in STATEFUL and rng.random() < 0.4,
+            is_stored=has_prefix_cache and stores and rng.random() < 0.4,
             budget=rng.choice((8, 17, 40, 70, 512)),
             max_num_seqs=rng.choice((1, 3, 8, 8, 12)),
             max_model_len=rng.choice((72, 100, 160)),
             max_slowdown=rng.choice((0.0, 0.0, 3.0)),
-            proposer=rng.choice(_PROPOSERS),
+            proposer=proposer,
             gamma=rng.choice((1, 3, 7)),
             num_threads=rng.choice((1, 1, 1, 2)),
             heals=rng.random() < 0.2,
@@ -227,6 +234,8 @@ class Configuration:
             builder = builder.with_ranking_tokens(*RANKING_TOKENS).with_chat_template(_TEMPLATE)
         if self.heals:
             builder = builder.with_token_healing()
+        if self.proposer == _MTP:
+            builder = builder.with_speculation(SpeculativeConfig(gamma=self.gamma, mtp=True))
         if self.cache == _CONTIGUOUS:
             return builder.without_paged_attn()
         num_blocks = -(-self.max_model_len // self.block_size)
@@ -245,7 +254,7 @@ class Configuration:
                 return NoDrafts()
             case "forced tokens":
                 return ForcedTokens(NoDrafts())
-            case "suffix":
+            case "suffix" | "its own layer":
                 return ForcedTokens(drafting(self.gamma))
             case "itself" if not self.takes_images:
                 drafter = checkpoints.base(self)
@@ -273,7 +282,19 @@ def build_model(
     builder = configuration.builder(checkpoints)
     for name, content in adapters.items():
         builder = builder.with_adapter(checkpoints.adapter(content, configuration), name=name)
-    return Model(load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer))
+    parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
+    if (layer := mtp_of(parts.engine)) is not None:
+        # What the text has no draft for, the layer drafts, whatever that costs.
+        layer._times, layer._balance = FreeSteps(), DraftAccount(FreeSteps()).open_balance()
+        parts.engine._proposer = SeveralProposers((proposer, layer))
+    return Model(parts)
+
+
+def mtp_of(engine: Engine) -> MtpDrafts | None:
+    """Return what drafts with the model's own layer for multi-token prediction."""
+    runner: Any = engine._runner
+    found: MtpDrafts | None = runner._step_runner.mtp
+    return found
 
 
 class Checkpoints:

@@ -10,12 +10,15 @@ from typing import Any, Final
 
 import tiny
 import tiny_vision
+from mtp_checkpoints import add_mtp_layer
 from paged_sdk import ConfigError, MemoryGpuConfig, PagedAttentionMeta, TextModelBuilder, VisionModelBuilder
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
 
-__all__ = ["OTHERS", "RECURRENT", "STATEFUL", "VISION", "is_fused", "make_checkpoint"]
+__all__ = ["OTHERS", "RECURRENT", "STATEFUL", "VISION", "WITH_MTP", "is_fused", "make_checkpoint"]
 
+WITH_MTP: Final = ("qwen3_5_text", "qwen3_next", "glm4_moe", "qwen3_5")
+"""Families whose checkpoints have a layer for multi-token prediction here."""
 VISION: Final = ("llava", "qwen2_vl", "gemma3", "qwen3_5", "mistral3", "qwen3_vl", "gemma4")
 _MAMBA: Final = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
 _DELTA: Final[Mapping[str, Any]] = {
@@ -122,6 +125,8 @@ def make_checkpoint(family: str, directory: Path, **overrides: Any) -> None:
         tiny.make_other_checkpoint(family, directory, **{**OTHERS[family], **overrides})
     else:
         tiny.make_checkpoint(family, directory, **overrides)
+    if family in WITH_MTP:
+        add_mtp_layer(directory)
 
 
 @functools.cache

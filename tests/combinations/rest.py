@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import soak
+from combinations.configuration import mtp_of
 from paged_sdk import Model
 from paged_sdk.engine.engine import Engine
 from paged_sdk.kv.paged import KvCacheManager
@@ -32,6 +33,9 @@ async def problems_at_rest(model: Model, proposer: Proposer) -> list[str]:
     adapters: Any = model._adapters
     if adapters._bank is not None:
         report.expect(not adapters._bank._loras, f"adapters are left: {adapters._bank._loras}")
+    worker: Any = model._worker
+    if (layer := mtp_of(worker._engine)) is not None:
+        report.expect(layer.num_followed <= 1, f"the layer follows {layer.num_followed} texts")
     for drafter in _draft_models(proposer):  # it is told of the last text's end with the next step
         report.expect(drafter.num_followed <= 1, f"{drafter.num_followed} texts are followed")
 
@@ -42,7 +46,6 @@ async def problems_at_rest(model: Model, proposer: Proposer) -> list[str]:
             if isinstance(drafter._kv, KvCacheManager):
                 check_paged(drafter._kv, [state.table for state in drafter._states.values()])
 
-    worker: Any = model._worker
     try:
         await worker.call(check)
     except AssertionError as error:

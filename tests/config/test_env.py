@@ -52,6 +52,11 @@ def test_prefix_cache_n(text: str, n: int) -> None:
     assert read_environment({"MISTRALRS_PREFIX_CACHE_N": text}).prefix_cache_n == n
 
 
+@pytest.mark.parametrize(("text", "mtp"), [("on", True), ("1", True), ("off", False)])
+def test_speculative_mtp(text: str, *, mtp: bool) -> None:
+    assert read_environment({"MISTRALRS_SPECULATIVE_MTP": text}).mtp == mtp
+
+
 @pytest.mark.parametrize("gamma", [1, 16, 1024])
 def test_speculative_gamma(gamma: int) -> None:
     assert read_environment({"MISTRALRS_SPECULATIVE_GAMMA": str(gamma)}).gamma == gamma
@@ -84,6 +89,7 @@ def test_speculative_gamma(gamma: int) -> None:
         ("MISTRALRS_SPECULATIVE_GAMMA", "0"),
         ("MISTRALRS_SPECULATIVE_GAMMA", "1025"),
         ("MISTRALRS_SPECULATIVE_GAMMA", "on"),
+        ("MISTRALRS_SPECULATIVE_MTP", "2"),
     ],
 )
 def test_a_value_that_cannot_be_read_is_an_error_that_names_it(name: str, value: str) -> None:

@@ -17,6 +17,7 @@ from transformers import CONFIG_MAPPING
 
 import tiny
 from mmproj_files import write_vision_gguf
+from mtp_checkpoints import make_mtp_checkpoint
 from paged_sdk import (
     BlockingModel,
     ConfigError,
@@ -140,6 +141,20 @@ def test_smolvlm_is_an_idefics3() -> None:
         MultimodalArchitecture.Idefics3.check(loaded)
     with pytest.raises(ConfigError, match="idefics2"):
         MultimodalArchitecture.Idefics3.check("idefics2")
+
+
+def test_a_models_own_layer_drafts(tmp_path: Path) -> None:
+    which = Which.Plain(str(make_mtp_checkpoint("glm4_moe", tmp_path)))
+    with Runner(which) as plain, Runner(which, mtp_n_predict=3) as drafted:
+        assert drafted._model.config.gamma == 3
+        assert say(drafted, max_tokens=24) == say(plain, max_tokens=24)
+        assert drafted._model.stats().drafted_tokens
+    others: dict[str, Any]
+    for others in ({"which_draft": which}, {"speculative_gamma": 4}):
+        with pytest.raises(ConfigError, match="mtp_n_predict = 3 is not allowed: expected None beside"):
+            Runner(which, mtp_n_predict=3, **others)
+    with pytest.raises(ConfigError, match="mtp_n_predict = 0 is not allowed"):
+        Runner(which, mtp_n_predict=0)
 
 
 def test_a_draft_model_changes_no_text(which: Any, runner: Runner, tiny_checkpoint: Path) -> None:

@@ -42,7 +42,7 @@ _WIDE: Final[dict[str, Any]] = {
     "linear_value_head_dim": 64,
 }
 _DELTA: Final = "model.layers.0.linear_attn."
-_FURTHER: Final[Mapping[str, tuple[int, ...]]] = {
+_FURTHER: Final[dict[str, tuple[int, ...]]] = {
     "blk.4.attn_norm.weight": (64,),
     "blk.4.attn_q.weight": (128, 64),
     "blk.4.nextn.eh_proj.weight": (64, 128),
@@ -214,15 +214,24 @@ def test_quantized_mamba_layers_stay_packed(architecture: str, tmp_path: Path) -
     assert (found[1] - found[0]).norm() < 0.3 * found[0].norm()  # activations are rounded to 8 bits
 
 
-def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+def test_layers_for_multi_token_prediction_are_apart(tmp_path: Path) -> None:
+    """The first one has Hugging Face's names, and what is not known of it is left out, as are further ones."""
     reference = built(FAMILIES["qwen35"][0], tmp_path)
-    own = {**FAMILIES["qwen35"][1], "block_count": 5, "nextn_predict_layers": 1}
+    own = {**FAMILIES["qwen35"][1], "block_count": 6, "nextn_predict_layers": 2}
     path = tmp_path / "model.gguf"
-    write("qwen35", reference, own, path, {name: torch.ones(shape) for name, shape in _FURTHER.items()})
+    others = {"blk.4.nextn.embed_tokens.weight": (512, 64), "blk.5.attn_norm.weight": (64,)}
+    write("qwen35", reference, own, path, {name: torch.ones(shape) for name, shape in (_FURTHER | others).items()})
     source = GgufSource(path)
     assert source.config["num_hidden_layers"] == len(source.config["layer_types"]) == 4
     names = {name for name in reference.state_dict() if name != "lm_head.weight"}
-    assert set(source.names()) == names
+    assert set(source.names()) - names == {
+        "mtp.layers.0.input_layernorm.weight",
+        "mtp.layers.0.self_attn.q_proj.weight",
+        "mtp.fc.weight",
+        "mtp.pre_fc_norm_embedding.weight",
+    }
+    norms = ("mtp.layers.0.input_layernorm.weight", "mtp.pre_fc_norm_embedding.weight")
+    assert all(source.tensor(name, torch.float32, CPU).eq(0).all() for name in norms)  # GGUF has 1 added
     source.close()
 
 

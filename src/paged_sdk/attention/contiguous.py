@@ -56,10 +56,16 @@ class ContiguousBackend(AttentionBackend):
         return _ContiguousStep(self._scores, rows, self._places, [self._slots[_slot(row)] for row in rows])
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Copy the first tokens of slots to other slots."""
+        """Copy the first tokens of slots to other slots, as far as there is KV of them: a layer that drafts may have
+        computed fewer tokens than the model, or none.
+        """
         for source, target, num_tokens in copies:
+            held = self._slots.get(source)
+            if held is None:
+                continue
+            num_tokens = min(num_tokens, held[0].shape[2])
             self._reserve(target, num_tokens)
-            for there, here in zip(self._slots[target], self._slots[source], strict=True):
+            for there, here in zip(self._slots[target], held, strict=True):
                 there[:, :, :num_tokens] = here[:, :, :num_tokens]
 
     def release(self, kv_ids: Iterable[int]) -> None:

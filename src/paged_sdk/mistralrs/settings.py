@@ -85,11 +85,18 @@ def quantized(builder: Builder, which: Which, in_situ_quant: str | None) -> Buil
     return builder.with_topology(Topology.empty().with_regex(r"\.experts\.", LayerTopology(isq=isq)))
 
 
-def with_speculation(builder: Builder, draft: Which | None, gamma: int | None) -> Builder | TextSpeculativeBuilder:
+def with_speculation(
+    builder: Builder, draft: Which | None, gamma: int | None, mtp_n_predict: int | None = None
+) -> Builder | TextSpeculativeBuilder:
     """Return the builder with speculative decoding.
 
+    :param mtp_n_predict: most drafts of the model's own layer for multi-token prediction; None: it does not draft
     :raises ConfigError: ``draft`` is not a model, or one of the two models takes images
     """
+    if mtp_n_predict is not None:
+        if draft is not None or gamma is not None:
+            raise ConfigError.of("mtp_n_predict", mtp_n_predict, "None beside which_draft or speculative_gamma")
+        return builder.with_speculation(_speculation(mtp_n_predict, "mtp_n_predict", mtp=True))
     if draft is None:
         return builder if gamma is None else builder.with_speculation(_speculation(gamma))
     if not isinstance(draft, Which):
@@ -100,11 +107,11 @@ def with_speculation(builder: Builder, draft: Which | None, gamma: int | None) -
     return TextSpeculativeBuilder(builder, other, _speculation(32 if gamma is None else gamma))
 
 
-def _speculation(gamma: int) -> SpeculativeConfig:
+def _speculation(gamma: int, setting: str = "speculative_gamma", *, mtp: bool = False) -> SpeculativeConfig:
     try:
-        return SpeculativeConfig(gamma=gamma)
+        return SpeculativeConfig(gamma=gamma, mtp=mtp)
     except ConfigError as error:
-        raise ConfigError.of("speculative_gamma", gamma, error.allowed) from None
+        raise ConfigError.of(setting, gamma, error.allowed) from None
 
 
 def check_architecture(which: Which, model: BlockingModel) -> None:

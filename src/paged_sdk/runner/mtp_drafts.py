@@ -201,6 +201,8 @@ class MtpDrafts:
                 prompts.append(_Prompt(row, first + 1 - len(before), torch.cat((before, states[:-1]))))
                 state.kept = states[-1:].clone()  # otherwise it would keep the memory of all
             state.end = row.end
+            if not sequence.request.generates and row.end == sequence.num_prompt_tokens:
+                del self._states[row.seq_id]  # it is held, and computes nothing more
         prompts = [each for each in prompts if len(each.states)]
         if prompts:
             self._compute_prompts(prompts, batch, inserted)
