@@ -144,7 +144,7 @@ class Configuration:
         weights = rng.choice((*_DTYPES, *rng.sample(_TYPES, 3))) if is_coarse else "float32"
         has_prefix_cache = rng.random() < 0.75
         proposer = rng.choice((*_PROPOSERS, *[_MTP] * 4) if family in WITH_MTP else _PROPOSERS)
-        stores = cache != _CONTIGUOUS and family not in STATEFUL and proposer != _MTP
+        stores = cache != _CONTIGUOUS and family not in STATEFUL
         return cls(
             family=family,
             weights=weights,

@@ -48,6 +48,7 @@ class AttentionSetup:
         codes (:mod:`paged_sdk.kernels.key_offsets`)
     :ivar bases: per layer that keeps keys, the basis of stored keys and values, in which the offsets are too; empty:
         the heads' own
+    :ivar num_scratch: number of blocks, the last ones, that the KV manager does not hand out
     """
 
     model: DecoderConfig
@@ -60,6 +61,7 @@ class AttentionSetup:
     decompresses: bool = True
     key_offsets: Sequence[Tensor] = ()
     bases: Sequence[KvBasis] = ()
+    num_scratch: int = 0
 
     def of_layers(self, layers: Sequence[int], device: torch.device) -> AttentionSetup:
         """Return the setup of a backend that keeps only these layers' KV, on the given device."""
@@ -82,6 +84,7 @@ class AttentionSetup:
             cache_type=self.engine.cache_type,
             key_offsets=self.key_offsets,
             bases=self.bases,
+            num_scratch=self.num_scratch,
         )
 
 

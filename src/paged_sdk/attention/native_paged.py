@@ -111,6 +111,7 @@ class NativePagedBackend(PagedBackend):
                 for cache, scores in zip(self._layers, self._scores, strict=True)
             ),
         )
+        self._num_in_order = num_blocks - settings.num_scratch
         latent = config.latent if decompresses else None
         self._decompressing = None if latent is None else DecompressedHeads(latent, workspace, settings.dtype)
 
@@ -122,7 +123,8 @@ class NativePagedBackend(PagedBackend):
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """See :meth:`AttentionBackend.prepare`."""
         # A new pool hands out blocks in order of id, so all blocks up to the highest id are in use.
-        self._huge_pages.follow(max((row.kv_ids[-1] for row in rows), default=0))
+        lasts = (row.kv_ids[-1] for row in rows)
+        self._huge_pages.follow(max((last for last in lasts if last < self._num_in_order), default=0))
         parts = by_form(rows, is_bidirectional=self._config.bidirectional)
         arrays, firsts = self._varlen(parts.rows), parts.bidirectional_from
         prompts = [] if self._decompressing is None else self._prompts(parts)

@@ -29,6 +29,7 @@ class PoolSettings:
         only; empty: no offsets
     :ivar bases: per layer that keeps keys, the basis of stored keys and values, in which the offsets are too; empty:
         the heads' own
+    :ivar num_scratch: number of blocks, the last ones, that are not handed out in order
     """
 
     block_size: int
@@ -37,6 +38,7 @@ class PoolSettings:
     cache_type: PagedCacheType = PagedCacheType.AUTO
     key_offsets: Sequence[Tensor] = ()
     bases: Sequence[KvBasis] = ()
+    num_scratch: int = 0
 
     @property
     def stored_dtype(self) -> torch.dtype:

@@ -25,7 +25,7 @@ from paged_sdk.build.kv_storage import make_storage
 from paged_sdk.build.loaded_model import LoadedModel, check_division, load_weights
 from paged_sdk.build.loading import Loading
 from paged_sdk.build.location import encoder_file, model_path
-from paged_sdk.build.mtp import make_mtp_drafts, refuse_isq_beside_mtp
+from paged_sdk.build.mtp import code_beside, make_mtp_drafts, make_mtp_layer
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.placement import choose_devices
 from paged_sdk.build.prefix_cache_dir import open_block_files, resolve_prefix_cache_dir
@@ -50,13 +50,11 @@ from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import Environment, read_launch
 from paged_sdk.config.images import ImageLimits
-from paged_sdk.config.isq import IsqType
 from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.engine.engine import Engine
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
-from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.rendezvous import Rendezvous
 from paged_sdk.parallel.shard import shape_of_ranks
@@ -64,7 +62,7 @@ from paged_sdk.runner.block_content import BlockContent
 from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.model_runner import ModelRunner
-from paged_sdk.runner.mtp_drafts import MtpDrafts
+from paged_sdk.runner.mtp_drafts import MtpDrafts, blocks_beside
 from paged_sdk.runner.stored_blocks import StoredBlocks
 from paged_sdk.sampling.processor import Processor
 from paged_sdk.sampling.processors import default_processors
@@ -177,7 +175,12 @@ def _load(
     draft = load_draft(loaded, loading)
     model, settings, placement = loaded.model, loading.settings, loaded.placement
     config = resolve_engine_config(
-        model.config, settings, loading.environment, devices=placement.devices, max_model_len=loaded.max_model_len
+        model.config,
+        settings,
+        loading.environment,
+        devices=placement.devices,
+        max_model_len=loaded.max_model_len,
+        has_mtp=loaded.mtp is not None,
     )
     config = resolve_prefix_cache_dir(
         config,
@@ -185,7 +188,6 @@ def _load(
         loading.environment,
         is_bidirectional=model.config.bidirectional,
         has_states=bool(model.config.recurrent_layers),
-        has_mtp=loaded.mtp is not None,
         is_divided=group is not None,
     )
     is_beside = draft is not None and draft.placement.embedding == placement.embedding
@@ -233,10 +235,14 @@ def _load(
         group=group if on_devices else None,
     )
     queue, images = _images(loaded, config)
-    files = open_files(loaded, backend.code)
-    blocks = None if files is None else StoredBlocks(files, BlockContent(backend.block_tensors))
+    layer = make_mtp_layer(loaded, fused, config, loading.workspace)
+    files = open_files(loaded, code_beside(backend, layer))
+    blocks = None if files is None else StoredBlocks(files, BlockContent(blocks_beside(backend, layer)))
     scheduler = Scheduler(config, kv, queue, blocks)
-    mtp = _mtp_drafts(loaded, fused, config, scheduler, loading.workspace)
+    costs = scheduler.costs
+    mtp = None
+    if layer is not None:
+        mtp = make_mtp_drafts(layer, loaded, config, times=costs.times, balance=costs.drafts.open_balance())
     runner = ModelRunner(
         fused,
         backend,
@@ -286,23 +292,18 @@ def _load(
         on_worker_start=partial(
             _start_worker, placement.head, settings, loading.workspace, (images, blocks), rank_placement
         ),
-        check_isq=refuse_isq if on_devices else _check_isq(loaded, loading.workspace),
+        check_isq=refuse_isq
+        if on_devices
+        else partial(
+            check_isq,
+            settings=settings,
+            devices=placement.devices,
+            dtype=loaded.dtype,
+            has_library=loading.workspace is not None,
+        ),
         log_throughput=settings.throughput_logging,
         bank=bank,
         adapters=adapters,
-    )
-
-
-def _check_isq(loaded: LoadedModel, workspace: Workspace | None) -> Callable[[IsqType], None]:
-    """Return what checks whether the weights can be quantized again to a type."""
-    if loaded.mtp is not None:
-        return refuse_isq_beside_mtp
-    return partial(
-        check_isq,
-        settings=loaded.settings,
-        devices=loaded.placement.devices,
-        dtype=loaded.dtype,
-        has_library=workspace is not None,
     )
 
 
@@ -349,24 +350,6 @@ def _with_pool(
     elif group is not None:
         group.send_message((config.num_blocks,))
     return config
-
-
-def _mtp_drafts(
-    loaded: LoadedModel, target: CausalModel, config: EngineConfig, scheduler: Scheduler, workspace: Workspace | None
-) -> MtpDrafts | None:
-    """Make what drafts with the model's layer for multi-token prediction, if that was loaded."""
-    if loaded.mtp is None:
-        return None
-    return make_mtp_drafts(
-        loaded.mtp,
-        target,
-        config,
-        loaded.settings,
-        max_model_len=loaded.max_model_len,
-        times=scheduler.costs.times,
-        balance=scheduler.costs.drafts.open_balance(),
-        workspace=workspace,
-    )
 
 
 def _proposer(

@@ -16,7 +16,9 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.logs import get_logger
 from paged_sdk.models.checkpoint_layout import names_in, read_shape
+from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import find_family
+from paged_sdk.models.mtp_module import mtp_names
 from paged_sdk.weights.checkpoint import Checkpoint
 from paged_sdk.weights.gguf.architecture import EACH
 from paged_sdk.weights.gguf.config_export import gguf_architecture
@@ -101,15 +103,17 @@ def load_importance(
 def checkpoint_names(checkpoint: Checkpoint) -> CheckpointNames:
     """Return the naming scheme of the checkpoint, among those of its family."""
     family, source = find_family(checkpoint.config), checkpoint.source
-    names = names_in(source, family)
+    names, shape = names_in(source, family), family.read(ConfigFields(checkpoint.config))
+    has_mtp = mtp_names(source, names, shape.num_layers) is not None
     layer = names.layer(0)
     experts = next((each for each in names.experts if f"{layer}{each.block}.gate.weight" in source), None)
     if experts is None:
-        return CheckpointNames(body=names.body, head=names.head)
+        return CheckpointNames(body=names.body, head=names.head, has_mtp=has_mtp)
     each = f"{experts.block}.experts.{EACH}"
     return CheckpointNames(
         body=names.body,
         head=names.head,
+        has_mtp=has_mtp,
         experts={
             "ffn_gate_inp": f"{experts.block}.gate",
             **({} if experts.gate is None else {"ffn_gate_exps": f"{each}.{experts.gate}"}),

@@ -34,15 +34,18 @@ def with_isq_cache(
     policy: WeightPolicy,
     device: torch.device,
     group: Group | None,
+    *,
+    with_mtp: bool,
 ) -> Iterator[WeightPolicy]:
     """Return the weight policy to use in the block: the given one, or one that reads quantized weights from the cache.
     A missing or stale cache file is written when the block ends without an error.
 
     :param files: the checkpoint's files, with their stamps
     :param group: the ranks that the weights are divided among; None: one process
+    :param with_mtp: whether the layer for multi-token prediction is among the weights
     :raises ConfigError: a cache directory is set, and the model is not on the CPU
     """
-    cache = _open(path, files, settings, policy, device, group)
+    cache = _open(path, files, settings, policy, device, group, with_mtp=with_mtp)
     if cache is None:
         yield policy
         return
@@ -61,6 +64,8 @@ def _open(
     policy: WeightPolicy,
     device: torch.device,
     group: Group | None,
+    *,
+    with_mtp: bool,
 ) -> QuantizedCache | None:
     """Open the cache file of a checkpoint and its quantization types; None if no cache is requested, or nothing is
     quantized.
@@ -77,6 +82,7 @@ def _open(
     # One file per checkpoint and quantization settings, under a stable name, so that a stale file is overwritten.
     place = repr((os.path.abspath(path), _name(policy.isq), rules, [str(each) for each in others]))
     place += "" if group is None else f" {group.rank} of {group.size}"
+    place += " mtp" if with_mtp else ""
     name = f"{path.name[:100]}-{_name(policy.isq)}-{sha256(place.encode()).hexdigest()[:16]}.weights"
     stamps = [(file.name, *stamp) for file, stamp in files.items()]
     stamps += [(each.name, *_stamp(each)) for each in others]

@@ -19,7 +19,7 @@ from paged_sdk.build.isq_cache import with_isq_cache
 from paged_sdk.build.kv_cache_type import check_cache_type
 from paged_sdk.build.loading import Loading
 from paged_sdk.build.location import hub_token
-from paged_sdk.build.mtp import loads_mtp
+from paged_sdk.build.mtp_choice import loads_mtp
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype, place_model
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.ranking import find_ranking
@@ -42,7 +42,7 @@ from paged_sdk.logs import get_logger
 from paged_sdk.models.any_model import AnyModel, ModelPlan, plan_model
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import has_head
-from paged_sdk.models.mtp_module import MtpModule, load_mtp_module, mtp_names
+from paged_sdk.models.mtp_module import MtpWeights, load_mtp_weights, mtp_names
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.shard import SETTING, shard_of, token_slices
 from paged_sdk.quant.policy import WeightPolicy
@@ -93,7 +93,7 @@ class LoadedModel:
     vision: LoadedVision | None = None
     importance: CheckpointImportance | None = None
     backends: tuple[Candidate, ...] = ()
-    mtp: MtpModule | None = None
+    mtp: MtpWeights | None = None
 
     @property
     def placement(self) -> Placement:
@@ -139,7 +139,7 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
         importance = load_importance(checkpoint, settings, loading.check_cancelled)
         policy = weight_policy(checkpoint, settings, loading.environment, dtype, placed, workspace, importance)
         with (
-            with_isq_cache(path, files, settings, policy, device, group) as keeping,
+            with_isq_cache(path, files, settings, policy, device, group, with_mtp=with_mtp) as keeping,
             ThreadPoolExecutor(1, thread_name_prefix="paged-sdk tokenizer") as beside,
             weights_must_fit(path, placement.devices),
             LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar,
@@ -168,7 +168,7 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
                 mtp = None
                 if with_mtp:
                     assert isinstance(model, DecoderModel), "no other model has such a layer"
-                    mtp = load_mtp_module(checkpoint.config, checkpoint.source, model, keeping)
+                    mtp = load_mtp_weights(checkpoint.config, checkpoint.source, model, keeping)
             finally:  # an error of the tokenizer takes precedence over one of the weights
                 text = None if text_beside is None else text_beside.result()
         said = read_recipe(checkpoint, shape.hidden_size)

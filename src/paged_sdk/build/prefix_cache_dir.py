@@ -36,13 +36,11 @@ def resolve_prefix_cache_dir(
     *,
     is_bidirectional: bool,
     has_states: bool,
-    has_mtp: bool,
     is_divided: bool,
 ) -> EngineConfig:
     """Return the configuration with the directory of the prefix cache, if there is to be one.
 
     :param has_states: whether the model has recurrent layers
-    :param has_mtp: whether the model drafts with its layer for multi-token prediction
     :param is_divided: whether the model is divided among ranks
     :raises ConfigError: the builder asks for a directory that this model cannot use; for that of the environment, which
         may be meant for another model of the process, there is a line in the log instead
@@ -59,8 +57,6 @@ def resolve_prefix_cache_dir(
         needed = "paged attention beside it: contiguous KV has no blocks to store"
     elif not config.prefix_cache_n:
         needed = "a prefix cache beside it, which with_prefix_cache_n or its variable has turned off"
-    elif has_mtp:
-        needed = "a model that does not draft with its layer for multi-token prediction, whose own KV is not stored"
     elif is_divided:
         needed = "a model in one process: the KV of ranks is not stored"
     if needed is None:

@@ -15,6 +15,7 @@ from paged_sdk.build.free_memory import return_free_memory
 from paged_sdk.build.fusing import fuse
 from paged_sdk.build.kv_storage import make_storage
 from paged_sdk.build.loaded_model import LoadedModel
+from paged_sdk.build.mtp import code_beside, make_mtp_layer
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.engine import EngineConfig
@@ -45,7 +46,8 @@ _T = TypeVar("_T")
 class WeightRequantizer:
     """Implements :class:`~paged_sdk.runner.model_runner.Requantizer` by reading the model's files again.
 
-    New weights are not made from the quantized ones in memory, since they would have the errors of both types. With
+    New weights are not made from the quantized ones in memory, since they would have the errors of both types. A layer
+    for multi-token prediction stays as it is, but for embeddings and output projection: it decides no text. With
     several ranks, rank 0 makes the others do the same; if a rank fails, all ranks restore their old weights.
 
     :param loaded: the model; the caller must drop its own references to the layers before calling
@@ -129,8 +131,9 @@ class WeightRequantizer:
         backend = self._together(partial(self._backend, loaded, check_cancelled))
         fused = fuse(loaded.model, backend, loaded.settings)
         decoding = self._make_device_decoding(fused, backend)
-        files = self._open_block_files(loaded, backend.code)
-        return Requantized(model=fused, backend=backend, device_decoding=decoding, block_files=files)
+        mtp = make_mtp_layer(loaded, fused, self._config, self._workspace)
+        files = self._open_block_files(loaded, code_beside(backend, mtp))
+        return Requantized(model=fused, backend=backend, device_decoding=decoding, block_files=files, mtp=mtp)
 
     def _backend(self, loaded: LoadedModel, check_cancelled: Callable[[], None]) -> AttentionBackend:
         storage = make_storage(loaded, self._config, self._workspace, check_cancelled)

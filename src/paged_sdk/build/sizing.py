@@ -48,6 +48,7 @@ def resolve_engine_config(
     *,
     devices: Sequence[torch.device],
     max_model_len: int,
+    has_mtp: bool = False,
 ) -> EngineConfig:
     """Resolve the engine's settings: from the builder, then the environment, then defaults for the model and machine.
 
@@ -55,6 +56,7 @@ def resolve_engine_config(
     :func:`~paged_sdk.build.kv_memory.size_pool`.
 
     :param devices: the devices that hold part of the model
+    :param has_mtp: whether the model drafts with its layer for multi-token prediction
     """
     # A step takes as long as its slowest device.
     device = next((each for each in devices if each.type == "cpu"), devices[0])
@@ -78,7 +80,7 @@ def resolve_engine_config(
         max_num_batched_tokens=settings.max_num_batched_tokens
         or DEFAULT_BATCHED_TOKENS.get(device.type, DEFAULT_BATCHED_TOKENS_ELSEWHERE),
         max_slowdown=DEFAULT_SLOWDOWN.get(device.type, 0.0) if settings.max_slowdown is None else settings.max_slowdown,
-        gamma=_gamma(settings, environment),
+        gamma=_gamma(settings, environment, has_mtp=has_mtp),
         max_model_len=max_model_len,
         max_queue=settings.max_queue,
         sliding_window=model.window,
@@ -106,10 +108,10 @@ def pool_asked(settings: BuildSettings, environment: Environment) -> PagedAttent
     return settings.paged_meta or environment.paged_meta
 
 
-def _gamma(settings: BuildSettings, environment: Environment) -> int:
+def _gamma(settings: BuildSettings, environment: Environment, *, has_mtp: bool) -> int:
     if settings.gamma is not None:
         return settings.gamma
-    drafts = environment.draft_model is not None or environment.mtp
+    drafts = environment.draft_model is not None or has_mtp
     return environment.gamma or (SpeculativeConfig().gamma if drafts else 0)
 
 

@@ -57,10 +57,12 @@ def isq_by_name(topology: Topology) -> list[tuple[Pattern[str], IsqType]]:
 
 
 def expression_of(selector: LayerSelector) -> Pattern[str]:
-    """Return the regular expression that matches the names of a selector's tensors."""
+    """Return the regular expression that matches the names of a selector's tensors. Ranges are those of the model's own
+    layers, and not of layers for multi-token prediction, which Qwen numbers from 0, too.
+    """
     if isinstance(selector.selection, re.Pattern):
         return selector.selection
-    return re.compile(rf"(?:^|\.)(?:layers|h|blocks)\.(?:{'|'.join(map(str, selector.selection))})\.")
+    return re.compile(rf"^(?!mtp\.)(?:.*\.)?(?:layers|h|blocks)\.(?:{'|'.join(map(str, selector.selection))})\.")
 
 
 def gguf_overrides(

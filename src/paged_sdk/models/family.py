@@ -100,6 +100,7 @@ class MtpNames:
     :ivar embedding_norm: norm of the embedding of the token after; ``hidden_norm`` of the hidden state likewise
     :ivar projection: matrix that makes the layer's input of both, the embedding first
     :ivar last_norm: norm before the output projection, which is the model's
+    :ivar embedding: embeddings of its own, with which no such layer is known here
     """
 
     layer: str | None = "mtp.layers.0."
@@ -107,6 +108,7 @@ class MtpNames:
     hidden_norm: str = "mtp.pre_fc_norm_hidden"
     projection: str = "mtp.fc"
     last_norm: str = "mtp.norm"
+    embedding: str = "mtp.embed_tokens"
 
     def after(self, prefix: str) -> MtpNames:
         """Return the whole names.

@@ -21,7 +21,7 @@ from paged_sdk.layers.norm import Norm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.checkpoint_layout import read_shape
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.decoder_layer import load_decoder_layer
+from paged_sdk.models.decoder_layer import DecoderLayer, load_decoder_layer
 from paged_sdk.models.family import MtpNames, TensorNames
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.norms import load_norm
@@ -31,33 +31,58 @@ from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.weights.source import WeightSource
 
-__all__ = ["MtpModule", "load_mtp_module", "mtp_names"]
+__all__ = ["MtpModule", "MtpWeights", "load_mtp_weights", "mtp_names"]
+
+
+@frozen(eq=False, kw_only=True)
+class MtpWeights:
+    """Holds what a checkpoint has for multi-token prediction, without the embeddings and the output projection, which
+    are the model's.
+
+    :ivar config: the shape of the layer, as that of a decoder
+    :ivar layer: the layer
+    :ivar last_norm: norm after it
+    :ivar embedding_norm: norm of the embedding that it reads
+    :ivar hidden_norm: norm of the hidden state that it reads
+    :ivar projection: makes the layer's input of both, the embedding first
+    """
+
+    config: DecoderConfig
+    layer: DecoderLayer
+    last_norm: Norm
+    embedding_norm: Norm
+    hidden_norm: Norm
+    projection: Linear
+
+    def beside(self, target: DecoderModel) -> DecoderModel:
+        """Return the layer as a decoder, with a model's embeddings and output projection."""
+        return DecoderModel(
+            self.config,
+            embedding=target.embedding,
+            layers=[self.layer],
+            norm=self.last_norm,
+            head=target.head,
+            ropes={settings: RotaryEmbedding(settings, device=target.device) for settings in self.config.ropes},
+            dtype=target.dtype,
+            placement=Placement.on(target.device, 1),
+        )
 
 
 @frozen(eq=False, kw_only=True)
 class MtpModule:
     """Predicts the token after the next one, from the model's hidden state at a token and the token after it.
 
-    Its own output can take the place of the model's hidden state, to predict further tokens one by one. Embeddings and
-    output projection are the model's.
+    Its own output, normed like the model's, can take the place of the model's hidden state, to predict further tokens
+    one by one, as in transformers. Embeddings and output projection are the model's.
 
-    :ivar model: the layer with the norm after it, as a decoder of one layer
+    :ivar weights: the layer's own
     :ivar embedding: the model's embeddings
-    :ivar embedding_norm: norm of the embedding
-    :ivar hidden_norm: norm of the hidden state
-    :ivar projection: makes the layer's input of both, the embedding first
+    :ivar model: the layer as a decoder, as it runs
     """
 
-    model: DecoderModel | FusedDecoderModel
+    weights: MtpWeights
     embedding: Embedding
-    embedding_norm: Norm
-    hidden_norm: Norm
-    projection: Linear
-
-    @property
-    def config(self) -> DecoderConfig:
-        """Return the shape of the layer, as that of a decoder."""
-        return self.model.config
+    model: DecoderModel | FusedDecoderModel
 
     def embedded(self, token_ids: Tensor, inserted: InsertedRows | None = None) -> Tensor:
         """Return embeddings, float32 ``[num_tokens, hidden_size]``.
@@ -78,10 +103,11 @@ class MtpModule:
         :returns: ``[num_tokens, hidden_size]``, as :meth:`normed` and :meth:`likeliest` take them; only rows that the
             step reads are defined
         """
-        if self.projection.native_weights is None:  # it multiplies in the model's dtype
+        own = self.weights
+        if own.projection.native_weights is None:  # it multiplies in the model's dtype
             embedded, states = embedded.to(self.model.dtype), states.to(self.model.dtype)
-        both = torch.cat((self.embedding_norm.forward(embedded), self.hidden_norm.forward(states)), 1)
-        made = self.projection.forward(both, None)
+        both = torch.cat((own.embedding_norm.forward(embedded), own.hidden_norm.forward(states)), 1)
+        made = own.projection.forward(both, None)
         wide = isinstance(self.model, FusedDecoderModel)
         return self.model.forward_embedded(made.float() if wide else made.to(self.model.dtype), positions, ctx)
 
@@ -105,12 +131,21 @@ def mtp_names(source: WeightSource, names: TensorNames, num_layers: int) -> MtpN
     :param num_layers: number of the model's own layers
     """
     known = (each.after(names.layer(num_layers)) for each in names.mtp)
-    return next((each for each in known if f"{each.projection}.weight" in source), None)
+    return next((each for each in known if _is_there(source, names, each)), None)
 
 
-def load_mtp_module(
+def _is_there(source: WeightSource, names: TensorNames, own: MtpNames) -> bool:
+    """Return whether a checkpoint has a layer of these names, and not only parts of it. The last norm may be missing in
+    GGUF files, where it is the model's.
+    """
+    of_layer = (f"{own.layer}{name}" for name in (names.norms.attention, names.norms.mlp, names.output))
+    needed = (own.projection, own.embedding_norm, own.hidden_norm, *of_layer)
+    return all(f"{name}.weight" in source for name in needed) and f"{own.embedding}.weight" not in source
+
+
+def load_mtp_weights(
     config: Mapping[str, Any], source: WeightSource, target: DecoderModel, policy: WeightPolicy
-) -> MtpModule:
+) -> MtpWeights:
     """Load a checkpoint's first layer for multi-token prediction.
 
     :param config: ``config.json``'s content
@@ -124,25 +159,17 @@ def load_mtp_module(
     assert own.layer is not None, "names are whole"
     layer_shape, size = _shape_of_layer(shape), shape.hidden_size
     loader = WeightLoader(source, policy, dtype=target.dtype, device=target.device, prefixes=(own.layer,))
-    model = DecoderModel(
-        layer_shape,
-        embedding=target.embedding,
-        layers=[load_decoder_layer(loader, layer_shape, names, 0, prefix=own.layer)],
-        norm=load_norm(loader, shape, own.last_norm),
-        head=target.head,
-        ropes={settings: RotaryEmbedding(settings, device=target.device) for settings in layer_shape.ropes},
-        dtype=target.dtype,
-        placement=Placement.on(target.device, 1),
-    )
-    module = MtpModule(
-        model=model,
-        embedding=target.embedding,
+    last_norm = own.last_norm if f"{own.last_norm}.weight" in source else names.body + names.norms.last
+    weights = MtpWeights(
+        config=layer_shape,
+        layer=load_decoder_layer(loader, layer_shape, names, 0, prefix=own.layer),
+        last_norm=load_norm(loader, shape, last_norm),
         embedding_norm=load_norm(loader, shape, own.embedding_norm),
         hidden_norm=load_norm(loader, shape, own.hidden_norm),
         projection=loader.linear([own.projection], in_features=2 * size, out_features=(size,)),
     )
     loader.close()
-    return module
+    return weights
 
 
 def _shape_of_layer(shape: DecoderConfig) -> DecoderConfig:

@@ -19,7 +19,7 @@ from paged_sdk.runner.block_files import BlockFiles
 from paged_sdk.runner.device import return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.image_vectors import ImageVectors
-from paged_sdk.runner.mtp_drafts import MtpDrafts
+from paged_sdk.runner.mtp_drafts import MtpDrafts, MtpLayer, blocks_beside
 from paged_sdk.runner.other_ranks import OtherRanks
 from paged_sdk.runner.output import PendingStep
 from paged_sdk.runner.step_runner import StepRunner
@@ -37,6 +37,7 @@ class Requantized:
     """Holds the result of requantizing a runner's weights.
 
     :ivar block_files: where blocks of the KV cache are stored; None: nowhere
+    :ivar mtp: the layer for multi-token prediction; None: the model does not draft with one
     :ivar error: why requantizing failed and the old weights were kept; None on success
     """
 
@@ -44,6 +45,7 @@ class Requantized:
     backend: AttentionBackend
     device_decoding: DeviceDecoding | None
     block_files: BlockFiles | None = None
+    mtp: MtpLayer | None = None
     error: Exception | None = None
 
 
@@ -119,8 +121,11 @@ class ModelRunner:
             raise ModelClosedError("the runner is closed")
         sampler, adapters = self._step_runner.sampler, self._step_runner.adapters
         images, others, blocks = self._step_runner.images, self._step_runner.others, self._step_runner.blocks
+        mtp = self._step_runner.mtp
         if blocks is not None:
             blocks.let_go_of_pool()
+        if mtp is not None:
+            mtp.let_go()
         self._step_runner = None  # so that old weights are freed while new ones are made
         # Otherwise new weights would be allocated in pieces of the old KV pool, which leaves no contiguous memory for
         # the new pool, and the memory of recorded steps would stay cached and unused.
@@ -135,9 +140,11 @@ class ModelRunner:
         if adapters is not None:
             adapters.hold(fused_spans(made.model))
         if blocks is not None and made.block_files is not None:
-            blocks.replace(made.block_files, BlockContent(made.backend.block_tensors))
+            blocks.replace(made.block_files, BlockContent(blocks_beside(made.backend, made.mtp)))
+        if mtp is not None and made.mtp is not None:
+            mtp.hold(made.mtp)
         self._step_runner = StepRunner(
-            made.model, made.backend, sampler, made.device_decoding, adapters, images, others, blocks
+            made.model, made.backend, sampler, made.device_decoding, adapters, images, others, blocks, mtp
         )
         if made.error is not None:
             raise made.error

@@ -27,13 +27,16 @@ from paged_sdk.speculative.acceptance import Acceptance
 from paged_sdk.speculative.draft_counts import draft_counts
 from paged_sdk.types.step import StepRow
 
-__all__ = ["MtpDrafts", "ScratchBlocks"]
+__all__ = ["MtpDrafts", "MtpLayer", "ScratchBlocks", "blocks_beside"]
 
 PRIORS: Final = (0.85, 0.75, 0.65, 0.55)
 """Prior acceptance rates of the first draft, of the second if the first is right, and so on: near what vLLM reports for
 Qwen3.6-27B (0.92, 0.89, 0.82, 0.81). A small model's are lower."""
 MOST_KEPT: Final = 32
-"""Most hidden states of generated tokens that wait for the layer: as many as a tile of a matrix product has rows."""
+"""Most hidden states of generated tokens that wait for the layer, unless they fill a block sooner: as many as a tile of
+a matrix product has rows."""
+MOST_DRAFTS: Final = 32
+"""Most drafts of a sequence: of a layer that is right in 95 of 100 cases, the last one is right in a fifth."""
 
 
 @frozen
@@ -54,7 +57,7 @@ class ScratchBlocks:
     @staticmethod
     def needed(block_size: int, gamma: int) -> int:
         """Return the number of blocks that a sequence's drafts need."""
-        return -(-gamma // block_size)
+        return -(-min(gamma, MOST_DRAFTS) // block_size)
 
     def extended(self, kv_ids: Sequence_[int], num_tokens: int, place: int) -> list[int]:
         """Return the blocks of a sequence's first tokens, followed by blocks for drafts.
@@ -64,6 +67,27 @@ class ScratchBlocks:
         own = kv_ids[: -(-num_tokens // self.block_size)]
         first = self.first + place * self.per_sequence
         return [*own, *range(first, first + self.per_sequence)]
+
+
+@frozen(eq=False)
+class MtpLayer:
+    """Holds what requantizing a model makes anew.
+
+    :ivar module: the layer
+    :ivar backend: holds its KV
+    :ivar target: the model as it runs
+    """
+
+    module: MtpModule
+    backend: AttentionBackend
+    target: CausalModel
+
+
+def blocks_beside(backend: AttentionBackend, layer: MtpLayer | None) -> Sequence_[Tensor]:
+    """Return the tensors of all layers whose first dimension is the block, with those of a layer for multi-token
+    prediction.
+    """
+    return (*backend.block_tensors, *(() if layer is None else layer.backend.block_tensors))
 
 
 class _State(DraftedText):
@@ -94,6 +118,11 @@ class _State(DraftedText):
         self.kept = self.kept[: num_left if 0 <= num_left <= len(self.kept) else 0]
         self.end = start
 
+    def keep(self, states: Tensor) -> None:
+        """Keep the hidden states of the model's next tokens, which may be a view of a whole step's."""
+        self.kept = torch.cat((self.kept, states)) if len(self.kept) else states.clone()
+        self.end += len(states)
+
     @property
     def num_ready(self) -> int:
         """Return how many of the kept states' tokens have a token after them that is known."""
@@ -105,15 +134,14 @@ class MtpDrafts:
 
     The layer attends over keys and values of its own, in blocks with the ids of the model's, so that they are shared,
     copied and freed with them. Those of a token depend on the token after it. So of prompts, the layer computes all but
-    the last token in the step in which the model does; the last one, and generated tokens, when it drafts next. Where
-    others continue a shared block, its last token's key is that of the first text; this changes drafts, but never what
-    is generated.
+    the last token in the step in which the model does; the last one, and generated tokens, when it drafts next, or when
+    they have filled a block. Where others continue a shared block, its last token's key is that of the first text, or
+    missing if that ended there; this changes drafts, but never what is generated.
 
     Drafts are the likeliest tokens: see :class:`~paged_sdk.runner.draft_model.DraftModel`. Their number depends on how
     many were right, and on the measured times of the model's steps and of the layer's.
 
-    :param backend: holds the layer's KV
-    :param target: the model
+    :param layer: the layer beside its model
     :param scratch: where drafts' KV is, if KV is in blocks; None: it is contiguous
     :param vocab_size: vocabulary size of the model
     :param gamma: maximum number of drafts per sequence and step
@@ -124,9 +152,7 @@ class MtpDrafts:
 
     def __init__(
         self,
-        module: MtpModule,
-        backend: AttentionBackend,
-        target: CausalModel,
+        layer: MtpLayer,
         *,
         scratch: ScratchBlocks | None,
         vocab_size: int,
@@ -135,12 +161,11 @@ class MtpDrafts:
         times: StepTimes,
         balance: DraftBalance,
     ) -> None:
-        self._module = module
-        self._backend = backend
-        self._target = target
+        self._layer: MtpLayer | None = layer
         self._scratch = scratch
         self._vocab_size = vocab_size
-        self._gamma = gamma
+        self._gamma = min(gamma, MOST_DRAFTS)
+        self._span = MOST_KEPT if scratch is None else min(MOST_KEPT, scratch.block_size)
         self._max_tokens = max_tokens
         self._times = times
         self._own_times = StepTimes()
@@ -148,7 +173,9 @@ class MtpDrafts:
         self._acceptance = Acceptance(priors=PRIORS)
         self._first_pause = FirstPause()
         self._states: dict[int, _State] = {}
-        self._none = torch.empty(0, module.config.hidden_size)
+        self._forked: dict[int, tuple[int, Tensor]] = {}  # by first choice: length and last state of the prompt
+        self._has_failed = False
+        self._none = torch.empty(0, layer.module.weights.config.hidden_size)
 
     @property
     def num_followed(self) -> int:
@@ -156,14 +183,25 @@ class MtpDrafts:
         return len(self._states)
 
     @property
-    def backend(self) -> AttentionBackend:
-        """Return what holds the layer's KV: to be copied and freed with the model's."""
-        return self._backend
+    def layer(self) -> MtpLayer:
+        """Return the layer, whose KV is to be copied and freed with the model's."""
+        assert self._layer is not None, "weights are being made anew"
+        return self._layer
 
-    @staticmethod
-    def ask(rows: Iterable[StepRow]) -> None:
+    def let_go(self) -> None:
+        """Drop the layer, the model and all states, until :meth:`hold`."""
+        self._layer = None
+        self._states.clear()
+        self._forked.clear()
+
+    def hold(self, layer: MtpLayer) -> None:
+        """Take another layer, of the same shape, with its model."""
+        self._layer = layer
+        self._own_times.clear()
+
+    def ask(self, rows: Iterable[StepRow]) -> None:
         """Have the model compute the hidden states of all tokens of a step."""
-        for row in rows:
+        for row in () if self._has_failed else rows:
             row.num_logits = row.num_new_tokens
 
     def take(
@@ -179,35 +217,57 @@ class MtpDrafts:
         :param hidden: ``[num_tokens, hidden_size]``, defined for all tokens
         :param inserted: vectors that replace embeddings of the step's tokens
         """
+        if self._has_failed:
+            return
         prompts: list[_Prompt] = []
         late: list[_State] = []
-        normed = self._target.normed(hidden)
+        normed = self.layer.target.normed(hidden)
         for row, first, of_row in zip(rows, batch.first_tokens, scheduled, strict=True):
             sequence = of_row.sequence
-            if sequence.request.reading is not None:
-                continue
-            state = self._states.get(row.seq_id)
-            if state is None:
-                acceptance = Acceptance(self._acceptance)
-                state = self._states[row.seq_id] = _State(sequence, acceptance, self._first_pause, self._none)
-            state.begin_at(row.start)
+            state = self._state_of(sequence, row.start)
             states = normed[first : first + row.num_new_tokens]
             if row.num_drafts or (row.num_new_tokens == 1 and row.start >= row.num_prompt_tokens):
-                state.kept = torch.cat((state.kept, states)) if len(state.kept) else states
-                if len(state.kept) > MOST_KEPT:
+                state.keep(states)
+                if state.end // self._span > state.first // self._span:
                     late.append(state)
-            else:
-                before = state.kept[-1:]
-                prompts.append(_Prompt(row, first + 1 - len(before), torch.cat((before, states[:-1]))))
-                state.kept = states[-1:].clone()  # otherwise it would keep the memory of all
-            state.end = row.end
+                continue
+            if len(state.kept) > 1:  # it lost its KV, and found a part of it again
+                self._catch_up([state], [len(state.kept) - 1])
+            before = state.kept
+            prompts.append(_Prompt(row, first + 1 - len(before), torch.cat((before, states[:-1]))))
+            state.kept = self._none
+            state.begin_at(row.end - 1)
+            state.keep(states[-1:])
+            if of_row.num_samples > 1:
+                self._forked[row.seq_id] = row.end, state.kept
             if not sequence.request.generates and row.end == sequence.num_prompt_tokens:
-                del self._states[row.seq_id]  # it is held, and computes nothing more
+                del self._states[row.seq_id]  # it computes nothing more
         prompts = [each for each in prompts if len(each.states)]
         if prompts:
             self._compute_prompts(prompts, batch, inserted)
+        late = [state for state in late if state.num_ready > 0]
         if late:
-            self._compute([self._row(state, state.num_ready, num_logits=0) for state in late], self._ready(late))
+            self._catch_up(late, [state.num_ready for state in late])
+
+    def _state_of(self, sequence: Sequence, start: int) -> _State:
+        """Return the state of a sequence whose next row is from ``start`` on."""
+        state = self._states.get(sequence.seq_id)
+        if state is None:
+            state = _State(sequence, Acceptance(self._acceptance), self._first_pause, self._none)
+            self._states[sequence.seq_id] = state
+            length, kept = self._forked.get(sequence.seq_id - sequence.choice_index, (0, self._none))
+            # By now the choice has a copy of the prompt's last block. A full one it shares with the others.
+            is_own = self._scratch is None or length % self._scratch.block_size > 0
+            if length == start and is_own:
+                state.begin_at(start - 1)
+                state.keep(kept)
+        state.begin_at(start)
+        return state
+
+    def _catch_up(self, states: Sequence_[_State], counts: Sequence_[int]) -> None:
+        """Run the layer over the first kept tokens of sequences, for their KV alone."""
+        rows = [self._row(state, count, num_logits=0) for state, count in zip(states, counts, strict=True)]
+        self._compute(rows, self._taken(states, counts))
 
     def propose(self, sequences: Sequence_[Sequence]) -> list[list[int]]:
         """Propose drafts for each sequence, as many as are expected to pay."""
@@ -232,8 +292,14 @@ class MtpDrafts:
         ]
         start = time.monotonic()
         if chosen:
-            with torch.inference_mode():
-                self._draft(chosen)
+            try:
+                with torch.inference_mode():
+                    self._draft(chosen)
+            except BaseException:
+                self._has_failed = True  # nobody asks again
+                self._states.clear()
+                self._forked.clear()
+                raise
         self._balance.claim((state.sequence.seq_id for state in chosen), time.monotonic() - start)
         return [[] if state is None else state.drafts for state in states]
 
@@ -241,6 +307,7 @@ class MtpDrafts:
         """Drop the state of sequences that have ended."""
         for seq_id in seq_ids:
             self._states.pop(seq_id, None)
+            self._forked.pop(seq_id, None)
 
     def reset(self) -> None:
         """Do nothing: no text that has ended is remembered."""
@@ -262,19 +329,19 @@ class MtpDrafts:
             self._row(state, state.num_ready, num_logits=1, kv_ids=table)
             for state, table in zip(states, tables, strict=True)
         ]
-        inputs = self._ready(states)
+        inputs = self._taken(states, [state.num_ready for state in states])
         places = list(range(len(states)))
         while True:
             start = time.monotonic()
             hidden = self._compute(rows, inputs)
-            tokens = self._module.likeliest(hidden)
+            tokens = self.layer.module.likeliest(hidden)
             self._own_times.note(len(rows), time.monotonic() - start)
             for place, token in zip(places, tokens, strict=True):
                 states[place].add(token, self._vocab_size)
             left = [at for at, place in enumerate(places) if len(states[place].drafts) < states[place].num_wanted]
             if not left:
                 return
-            inputs = self._module.normed(hidden if len(left) == len(places) else select_rows(hidden, left))
+            inputs = self.layer.module.normed(hidden if len(left) == len(places) else select_rows(hidden, left))
             places = [places[at] for at in left]
             rows = [
                 evolve(
@@ -305,13 +372,12 @@ class MtpDrafts:
             media=sequence.request.media,
         )
 
-    def _ready(self, states: Iterable[_State]) -> Tensor:
-        """Return the kept states of tokens for which :meth:`_row` makes rows, and no longer keep them."""
-        found: list[Tensor] = []
-        for state in states:
-            num_ready = state.num_ready
-            found.append(state.kept[:num_ready])
-            state.kept = state.kept[num_ready:]
+    @staticmethod
+    def _taken(states: Sequence_[_State], counts: Sequence_[int]) -> Tensor:
+        """Return the first kept states of sequences, and no longer keep them."""
+        found = [state.kept[:count] for state, count in zip(states, counts, strict=True)]
+        for state, count in zip(states, counts, strict=True):
+            state.kept = state.kept[count:]
         return torch.cat(found)
 
     def _compute(self, rows: Sequence_[StepRow], states: Tensor) -> Tensor:
@@ -321,9 +387,11 @@ class MtpDrafts:
         :returns: ``[num_rows, hidden_size]``: the layer's hidden state of each row's last token; undefined if the rows
             ask for none
         """
-        batch = make_input_batch(rows, self._target.device)
-        context = StepContext(attention=self._backend.prepare(rows), is_long=batch.is_long)
-        hidden = self._module.forward(self._module.embedded(batch.token_ids), states, batch.positions, context)
+        batch = make_input_batch(rows, self.layer.target.device)
+        context = StepContext(attention=self.layer.backend.prepare(rows), is_long=batch.is_long)
+        hidden = self.layer.module.forward(
+            self.layer.module.embedded(batch.token_ids), states, batch.positions, context
+        )
         lasts = [first + row.num_new_tokens - 1 for first, row in zip(batch.first_tokens, rows, strict=True)]
         return hidden if len(lasts) == len(hidden) else select_rows(hidden, lasts)
 
@@ -332,10 +400,10 @@ class MtpDrafts:
         rows = [each.own_row for each in prompts]
         after = torch.cat([torch.arange(each.first, each.first + len(each.states)) for each in prompts])
         part = None if inserted is None else inserted.part(after)
-        own = make_input_batch(rows, self._target.device)
-        context = StepContext(attention=self._backend.prepare(rows), is_long=own.is_long)
-        embedded = self._module.embedded(batch.token_ids[after], part)
-        self._module.forward(embedded, torch.cat([each.states for each in prompts]), own.positions, context)
+        own = make_input_batch(rows, self.layer.target.device)
+        context = StepContext(attention=self.layer.backend.prepare(rows), is_long=own.is_long)
+        embedded = self.layer.module.embedded(batch.token_ids[after], part)
+        self.layer.module.forward(embedded, torch.cat([each.states for each in prompts]), own.positions, context)
 
 
 @frozen(eq=False)

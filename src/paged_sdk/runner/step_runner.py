@@ -89,7 +89,7 @@ class StepRunner:
                 self.others.choose(way.value)
             self.others.run(step, inserted)
         with self._watching():
-            backends = (self.backend,) if self.mtp is None else (self.backend, self.mtp.backend)
+            backends = (self.backend,) if self.mtp is None else (self.backend, self.mtp.layer.backend)
             if output.copies:
                 copies = [(copy.src, copy.dst, copy.num_tokens) for copy in output.copies]
                 for backend in backends:
@@ -102,6 +102,8 @@ class StepRunner:
                 self.blocks.restore(output.restores)
         self.sampler.forget(output.finished_seq_ids)
         self.reader.forget(output.finished_seq_ids)
+        if self.mtp is not None:
+            self.mtp.forget(output.finished_seq_ids)  # also if nobody asks it for drafts any more
         if self.device_decoding is not None:
             self.device_decoding.forget(output.finished_seq_ids)
         try:

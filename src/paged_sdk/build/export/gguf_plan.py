@@ -33,7 +33,6 @@ from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
 from paged_sdk.models.checkpoint_layout import read_shape
 from paged_sdk.models.family import has_head, read_config
-from paged_sdk.models.mtp_module import mtp_names
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint, refuse_other_files
 from paged_sdk.weights.gguf.config import must_be_model
 from paged_sdk.weights.gguf.config_export import config_metadata, gguf_architecture, with_mtp_layer
@@ -200,7 +199,7 @@ def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted, encoder: TensorEnc
         )
     values = config_metadata(config, _attention_factor(global_rope(config)))
     names = checkpoint_names(checkpoint)
-    if mtp_names(checkpoint.source, read_shape(checkpoint.config, checkpoint.source)[1], config.num_layers):
+    if names.has_mtp:
         values = with_mtp_layer(values)
     stored = gguf_tensors(checkpoint.source, config, names, _divisors(global_rope(config)))
     shape = ModelShape(

@@ -34,11 +34,13 @@ class CheckpointNames:
     :ivar head: the name of the output projection
     :ivar experts: the names of the tensors of a mixture of experts within a layer, by GGUF stem, with :data:`EACH` for
         the number of an expert
+    :ivar has_mtp: whether the layer for multi-token prediction is written, too
     """
 
     body: str
     head: str
     experts: Mapping[str, str] = MappingProxyType({})
+    has_mtp: bool = False
 
 
 @frozen
@@ -122,9 +124,9 @@ def _plain_name(name: str, names: CheckpointNames, architecture: GgufArchitectur
     if parent == names.head:
         return f"lm_head.{kind}"
     mtp = _prefix_of_mtp(architecture, num_layers)
-    if architecture.mtp_names and name.startswith(MTP_LAYER):
+    if names.has_mtp and name.startswith(MTP_LAYER):
         return f"{mtp}{name.removeprefix(MTP_LAYER)}"
-    for stem, own in architecture.mtp_names.items():
+    for stem, own in architecture.mtp_names.items() if names.has_mtp else ():
         if parent == own:
             return f"{mtp}{_MTP_OF_STEM[stem]}.{kind}"
     if not name.startswith(names.body):
@@ -135,7 +137,7 @@ def _plain_name(name: str, names: CheckpointNames, architecture: GgufArchitectur
         return plain
     # Of later layers, their own embeddings and output projections are copies of the model's.
     own = plain.removeprefix(mtp)
-    return plain if architecture.mtp_names and own != plain and not own.startswith(_COPIES) else None
+    return plain if names.has_mtp and own != plain and not own.startswith(_COPIES) else None
 
 
 def _of_mixture(plain: str, names: CheckpointNames) -> str | None:
