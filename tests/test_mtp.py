@@ -47,7 +47,8 @@ from paged_sdk import (
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
 from paged_sdk.runner.drafted_text import DraftedText
-from paged_sdk.runner.mtp_drafts import MOST_DRAFTS, MOST_KEPT, MtpDrafts, MtpLayer
+from paged_sdk.runner.mtp_drafts import MOST_KEPT, MtpDrafts
+from paged_sdk.runner.mtp_layer import MOST_DRAFTS, MtpLayer
 from paged_sdk.speculative.several_proposers import SeveralProposers
 from paged_sdk.weights.gguf.source import GgufSource
 from tiny import make_checkpoint
@@ -542,8 +543,9 @@ async def test_texts_leave_the_layers_keys_to_those_that_go_on(glm: Path, *, dra
                 await model.send_completion_request(prompt, long)
             tokens = seen[-1].token_ids
             watched.found.clear()
-            again = await model.send_completion_request([*tokens, 11, 12, 13], GREEDY)
-            assert again.usage.prompt_tokens_details.cached_tokens == 56
+            # Without drafts, the last key before the last end of a block has been waiting for the next end.
+            again = await model.send_completion_request([*tokens[:50], 11, 12, 13], GREEDY)
+            assert again.usage.prompt_tokens_details.cached_tokens == 48
     assert watched.found
     for before, own, token in watched.found[:20]:
         assert token == reference.likeliest(before, own)

@@ -62,7 +62,8 @@ from paged_sdk.runner.block_content import BlockContent
 from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.model_runner import ModelRunner
-from paged_sdk.runner.mtp_drafts import MtpDrafts, blocks_beside
+from paged_sdk.runner.mtp_drafts import MtpDrafts
+from paged_sdk.runner.mtp_layer import blocks_beside
 from paged_sdk.runner.stored_blocks import StoredBlocks
 from paged_sdk.sampling.processor import Processor
 from paged_sdk.sampling.processors import default_processors

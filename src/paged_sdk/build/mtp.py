@@ -12,7 +12,8 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.mtp_module import MtpModule
-from paged_sdk.runner.mtp_drafts import MtpDrafts, MtpLayer, ScratchBlocks
+from paged_sdk.runner.mtp_drafts import MtpDrafts
+from paged_sdk.runner.mtp_layer import MtpLayer, ScratchBlocks
 from paged_sdk.scheduler.draft_account import DraftBalance
 from paged_sdk.scheduler.step_times import StepTimes
 

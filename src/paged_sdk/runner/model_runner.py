@@ -19,7 +19,8 @@ from paged_sdk.runner.block_files import BlockFiles
 from paged_sdk.runner.device import return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.image_vectors import ImageVectors
-from paged_sdk.runner.mtp_drafts import MtpDrafts, MtpLayer, blocks_beside
+from paged_sdk.runner.mtp_drafts import MtpDrafts
+from paged_sdk.runner.mtp_layer import MtpLayer, blocks_beside
 from paged_sdk.runner.other_ranks import OtherRanks
 from paged_sdk.runner.output import PendingStep
 from paged_sdk.runner.step_runner import StepRunner

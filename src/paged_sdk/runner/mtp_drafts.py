@@ -11,13 +11,11 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.kernels.step import InsertedRows, StepContext
-from paged_sdk.models.causal_model import CausalModel
-from paged_sdk.models.mtp_module import MtpModule
-from paged_sdk.runner.drafted_text import DraftedText
 from paged_sdk.runner.first_pause import FirstPause
 from paged_sdk.runner.input_batch import InputBatch, make_input_batch
+from paged_sdk.runner.mtp_layer import MOST_DRAFTS, MtpLayer, ScratchBlocks
+from paged_sdk.runner.mtp_state import MtpState
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.scheduler.draft_account import DraftBalance
 from paged_sdk.scheduler.output import ScheduledSequence
@@ -27,106 +25,14 @@ from paged_sdk.speculative.acceptance import Acceptance
 from paged_sdk.speculative.draft_counts import draft_counts
 from paged_sdk.types.step import StepRow
 
-__all__ = ["MtpDrafts", "MtpLayer", "ScratchBlocks", "blocks_beside"]
+__all__ = ["MtpDrafts"]
 
 PRIORS: Final = (0.85, 0.75, 0.65, 0.55)
-"""Prior acceptance rates of the first draft, of the second if the first is right, and so on: near what vLLM reports for
-Qwen3.6-27B (0.92, 0.89, 0.82, 0.81). A small model's are lower."""
+"""Prior acceptance rates of the first draft, of the second if the first is right, and so on: less than a user of vLLM saw
+of Qwen3.6-27B (0.92, 0.91, 0.77, 0.83), since small models are right less often."""
 MOST_KEPT: Final = 32
-"""Most hidden states of generated tokens that wait for the layer, unless they fill a block sooner: as many as a tile of
-a matrix product has rows."""
-MOST_DRAFTS: Final = 32
-"""Most drafts of a sequence: of a layer that is right in 95 of 100 cases, the last one is right in a fifth."""
-
-
-@frozen
-class ScratchBlocks:
-    """Says where drafts' keys and values are written: in blocks of the layer's pool beyond those of the KV manager.
-
-    A sequence's own blocks have no room for drafts before the scheduler has granted them.
-
-    :ivar first: id of the first of these blocks
-    :ivar block_size: tokens per block
-    :ivar per_sequence: number of these blocks that a sequence needs
-    """
-
-    first: int
-    block_size: int
-    per_sequence: int
-
-    @staticmethod
-    def needed(block_size: int, gamma: int) -> int:
-        """Return the number of blocks that a sequence's drafts need."""
-        return -(-min(gamma, MOST_DRAFTS) // block_size)
-
-    def extended(self, kv_ids: Sequence_[int], num_tokens: int, place: int) -> list[int]:
-        """Return the blocks of a sequence's first tokens, followed by blocks for drafts.
-
-        :param place: the sequence's place in the step, which no other sequence has
-        """
-        own = kv_ids[: -(-num_tokens // self.block_size)]
-        first = self.first + place * self.per_sequence
-        return [*own, *range(first, first + self.per_sequence)]
-
-
-@frozen(eq=False)
-class MtpLayer:
-    """Holds what requantizing a model makes anew.
-
-    :ivar module: the layer
-    :ivar backend: holds its KV
-    :ivar target: the model as it runs
-    """
-
-    module: MtpModule
-    backend: AttentionBackend
-    target: CausalModel
-
-
-def blocks_beside(backend: AttentionBackend, layer: MtpLayer | None) -> Sequence_[Tensor]:
-    """Return the tensors of all layers whose first dimension is the block, with those of a layer for multi-token
-    prediction.
-    """
-    return (*backend.block_tensors, *(() if layer is None else layer.backend.block_tensors))
-
-
-class _State(DraftedText):
-    """Holds what the layer knows of one sequence.
-
-    :ivar kept: the model's hidden states, normed, of the tokens before ``end`` that the layer has not computed yet,
-        because the token after the last of them is not known, ``[n, hidden_size]``
-    :ivar end: number of the sequence's tokens that the model has computed, drafts included
-    """
-
-    __slots__ = ("end", "kept")
-
-    def __init__(self, sequence: Sequence, acceptance: Acceptance, first_pause: FirstPause, kept: Tensor) -> None:
-        super().__init__(sequence, acceptance, first_pause)
-        self.end: int = 0
-        self.kept: Tensor = kept
-
-    @property
-    def first(self) -> int:
-        """Return the position of the first token that the layer has not computed."""
-        return self.end - len(self.kept)
-
-    def begin_at(self, start: int) -> None:
-        """Note that the model's next tokens are those from ``start`` on: drafts that were computed may be wrong, or the
-        sequence may have lost its KV.
-        """
-        num_left = start - self.first
-        self.kept = self.kept[: num_left if 0 <= num_left <= len(self.kept) else 0]
-        self.end = start
-
-    def keep(self, states: Tensor) -> None:
-        """Keep the hidden states of the model's next tokens, which may be a view of a whole step's."""
-        self.kept = torch.cat((self.kept, states)) if len(self.kept) else states.clone()
-        self.end += len(states)
-
-    @property
-    def num_ready(self) -> int:
-        """Return how many of the kept states' tokens have a token after them that is known."""
-        return min(len(self.kept), len(self.sequence.token_ids) - 1 - self.first)
+"""Tokens after which hidden states wait no longer for the layer, unless they fill a block sooner: as many as a tile of a
+matrix product has rows."""
 
 
 class MtpDrafts:
@@ -172,7 +78,7 @@ class MtpDrafts:
         self._balance = balance
         self._acceptance = Acceptance(priors=PRIORS)
         self._first_pause = FirstPause()
-        self._states: dict[int, _State] = {}
+        self._states: dict[int, MtpState] = {}
         self._forked: dict[int, tuple[int, Tensor]] = {}  # by first choice: length and last state of the prompt
         self._has_failed = False
         self._none = torch.empty(0, layer.module.weights.config.hidden_size)
@@ -220,7 +126,7 @@ class MtpDrafts:
         if self._has_failed:
             return
         prompts: list[_Prompt] = []
-        late: list[_State] = []
+        late: list[MtpState] = []
         normed = self.layer.target.normed(hidden)
         for row, first, of_row in zip(rows, batch.first_tokens, scheduled, strict=True):
             sequence = of_row.sequence
@@ -228,7 +134,7 @@ class MtpDrafts:
             states = normed[first : first + row.num_new_tokens]
             if row.num_drafts or (row.num_new_tokens == 1 and row.start >= row.num_prompt_tokens):
                 state.keep(states)
-                if state.end // self._span > state.first // self._span:
+                if state.end // self._span > row.start // self._span:
                     late.append(state)
                 continue
             if len(state.kept) > 1:  # it lost its KV, and found a part of it again
@@ -249,11 +155,11 @@ class MtpDrafts:
         if late:
             self._catch_up(late, [state.num_ready for state in late])
 
-    def _state_of(self, sequence: Sequence, start: int) -> _State:
+    def _state_of(self, sequence: Sequence, start: int) -> MtpState:
         """Return the state of a sequence whose next row is from ``start`` on."""
         state = self._states.get(sequence.seq_id)
         if state is None:
-            state = _State(sequence, Acceptance(self._acceptance), self._first_pause, self._none)
+            state = MtpState(sequence, Acceptance(self._acceptance), self._first_pause, self._none)
             self._states[sequence.seq_id] = state
             length, kept = self._forked.get(sequence.seq_id - sequence.choice_index, (0, self._none))
             # By now the choice has a copy of the prompt's last block. A full one it shares with the others.
@@ -264,7 +170,7 @@ class MtpDrafts:
         state.begin_at(start)
         return state
 
-    def _catch_up(self, states: Sequence_[_State], counts: Sequence_[int]) -> None:
+    def _catch_up(self, states: Sequence_[MtpState], counts: Sequence_[int]) -> None:
         """Run the layer over the first kept tokens of sequences, for their KV alone."""
         rows = [self._row(state, count, num_logits=0) for state, count in zip(states, counts, strict=True)]
         self._compute(rows, self._taken(states, counts))
@@ -312,14 +218,14 @@ class MtpDrafts:
     def reset(self) -> None:
         """Do nothing: no text that has ended is remembered."""
 
-    def _most_drafts(self, state: _State) -> int:
+    def _most_drafts(self, state: MtpState) -> int:
         """Return the maximum number of drafts for a sequence. The target adds one token after the last draft."""
         num_tokens = len(state.sequence.token_ids)
         if state.num_ready < 1 or state.first + state.num_ready != num_tokens - 1:
             return 0  # the model's state at the token before the last is not here
         return min(self._gamma, state.sequence.max_length - num_tokens - 1, self._max_tokens - num_tokens)
 
-    def _draft(self, states: list[_State]) -> None:
+    def _draft(self, states: list[MtpState]) -> None:
         """Draft tokens, one per sequence and run of the layer."""
         for state in states:
             state.follow_grammar()
@@ -352,12 +258,14 @@ class MtpDrafts:
                 for at, place in zip(left, places, strict=True)
             ]
 
-    def _table(self, state: _State, num_tokens: int, place: int) -> list[int]:
+    def _table(self, state: MtpState, num_tokens: int, place: int) -> list[int]:
         """Return where the KV of a sequence's first tokens and of drafts after them is."""
         kv_ids = state.sequence.table.ids
         return kv_ids if self._scratch is None else self._scratch.extended(kv_ids, num_tokens, place)
 
-    def _row(self, state: _State, num_tokens: int, *, num_logits: int, kv_ids: Sequence_[int] | None = None) -> StepRow:
+    def _row(
+        self, state: MtpState, num_tokens: int, *, num_logits: int, kv_ids: Sequence_[int] | None = None
+    ) -> StepRow:
         """Make a row of the first tokens that the layer has not computed. Its token ids are those after them."""
         sequence, first = state.sequence, state.first
         return StepRow(
@@ -373,7 +281,7 @@ class MtpDrafts:
         )
 
     @staticmethod
-    def _taken(states: Sequence_[_State], counts: Sequence_[int]) -> Tensor:
+    def _taken(states: Sequence_[MtpState], counts: Sequence_[int]) -> Tensor:
         """Return the first kept states of sequences, and no longer keep them."""
         found = [state.kept[:count] for state, count in zip(states, counts, strict=True)]
         for state, count in zip(states, counts, strict=True):

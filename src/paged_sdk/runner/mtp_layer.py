@@ -1,0 +1,69 @@
+"""Holds a layer for multi-token prediction as it runs beside its model, and says where its keys and values are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.mtp_module import MtpModule
+
+__all__ = ["MOST_DRAFTS", "MtpLayer", "ScratchBlocks", "blocks_beside"]
+
+MOST_DRAFTS: Final = 32
+"""Most drafts of a sequence: of a layer that is right in 95 of 100 cases, the last one is right in a fifth."""
+
+
+@frozen(eq=False)
+class MtpLayer:
+    """Holds what requantizing a model makes anew.
+
+    :ivar module: the layer
+    :ivar backend: holds its KV
+    :ivar target: the model as it runs
+    """
+
+    module: MtpModule
+    backend: AttentionBackend
+    target: CausalModel
+
+
+def blocks_beside(backend: AttentionBackend, layer: MtpLayer | None) -> Sequence[Tensor]:
+    """Return the tensors of all layers whose first dimension is the block, with those of a layer for multi-token
+    prediction.
+    """
+    return (*backend.block_tensors, *(() if layer is None else layer.backend.block_tensors))
+
+
+@frozen
+class ScratchBlocks:
+    """Says where drafts' keys and values are written: in blocks of the layer's pool beyond those of the KV manager.
+
+    A sequence's own blocks have no room for drafts before the scheduler has granted them.
+
+    :ivar first: id of the first of these blocks
+    :ivar block_size: tokens per block
+    :ivar per_sequence: number of these blocks that a sequence needs
+    """
+
+    first: int
+    block_size: int
+    per_sequence: int
+
+    @staticmethod
+    def needed(block_size: int, gamma: int) -> int:
+        """Return the number of blocks that a sequence's drafts need."""
+        return -(-min(gamma, MOST_DRAFTS) // block_size)
+
+    def extended(self, kv_ids: Sequence[int], num_tokens: int, place: int) -> list[int]:
+        """Return the blocks of a sequence's first tokens, followed by blocks for drafts.
+
+        :param place: the sequence's place in the step, which no other sequence has
+        """
+        own = kv_ids[: -(-num_tokens // self.block_size)]
+        first = self.first + place * self.per_sequence
+        return [*own, *range(first, first + self.per_sequence)]
