@@ -28,11 +28,11 @@ from paged_sdk.types.step import StepRow
 __all__ = ["MtpDrafts"]
 
 PRIORS: Final = (0.85, 0.75, 0.65, 0.55)
-"""Prior acceptance rates of the first draft, of the second if the first is right, and so on: less than a user of vLLM saw
-of Qwen3.6-27B (0.92, 0.91, 0.77, 0.83), since small models are right less often."""
+"""Prior acceptance rates of the first draft, of the second if the first is right, and so on: less than a user of vLLM
+saw of Qwen3.6-27B (0.92, 0.91, 0.77, 0.83), since small models are right less often."""
 MOST_KEPT: Final = 32
-"""Tokens after which hidden states wait no longer for the layer, unless they fill a block sooner: as many as a tile of a
-matrix product has rows."""
+"""Tokens after which hidden states wait no longer for the layer, unless they fill a block sooner: as many as a tile of
+a matrix product has rows."""
 
 
 class MtpDrafts:
