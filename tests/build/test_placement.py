@@ -8,7 +8,7 @@ import torch
 
 from paged_sdk.build.placement import PlacedNames
 from paged_sdk.kernels.placement import Placement
-from paged_sdk.models.family import TensorNames
+from paged_sdk.models.tensor_names import TensorNames
 
 
 def test_layers_that_predict_further_tokens_are_on_no_device() -> None:

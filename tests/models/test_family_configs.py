@@ -393,7 +393,7 @@ def test_only_the_file_of_the_family_is_imported() -> None:
     """And a name from a config that is not a file of the package imports nothing."""
     code = """
 import sys
-from paged_sdk.models.family import has_family, has_head
+from paged_sdk.models.family import (has_family, has_head)
 config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 assert has_family(config) and has_head(config)
 others = ("", "no such", "..build.loaded_model", "llama.x", "a" * 300)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paged_sdk.models.bloom import FAMILY as BLOOM
-from paged_sdk.models.family import TensorNames
+from paged_sdk.models.tensor_names import TensorNames
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.topology import LayerSelector, Topology
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.placement import Placement
-from paged_sdk.models.family import TensorNames
+from paged_sdk.models.tensor_names import TensorNames
 from paged_sdk.runner.device import choose_device, choose_dtype
 
 __all__ = ["PlacedNames", "choose_devices", "common_dtype", "place_model"]

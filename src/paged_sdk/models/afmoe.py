@@ -10,8 +10,9 @@ from paged_sdk.config.decoder import AttentionGate, DecoderConfig
 from paged_sdk.config.rope import NO_ROPE
 from paged_sdk.models.common_config import SLIDING, read_common, read_layer_types, read_one_rope, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe
+from paged_sdk.models.tensor_names import NormNames, TensorNames
 
 __all__ = ["FAMILY"]
 

@@ -15,15 +15,9 @@ from paged_sdk.kernels.placement import Placement
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.checkpoint_layout import names_in
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.family import (
-    TensorNames,
-    find_family,
-    has_family,
-    read_config,
-    supported_families,
-    takes_images,
-)
+from paged_sdk.models.family import find_family, has_family, read_config, supported_families, takes_images
 from paged_sdk.models.loading import load_model
+from paged_sdk.models.tensor_names import TensorNames
 from paged_sdk.parallel.group import Group
 from paged_sdk.quant.adapted import AdaptableShape
 from paged_sdk.quant.linear import Linear

@@ -8,8 +8,9 @@ from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_activation, read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.rope_fields import rope_section
+from paged_sdk.models.tensor_names import NormNames, TensorNames
 
 __all__ = ["FAMILY"]
 

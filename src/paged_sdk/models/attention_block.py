@@ -10,8 +10,8 @@ from paged_sdk.kernels.attention_inputs import LearnedScores
 from paged_sdk.kernels.rotary import Rotation, side_by_side_to_halves
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import Norm
-from paged_sdk.models.family import TensorNames
 from paged_sdk.models.norms import SharedWholeNorms, WholeNorms, load_qk_norm, load_value_norm
+from paged_sdk.models.tensor_names import TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.parallel.shard import WHOLE, Shard
 from paged_sdk.quant.linear import Linear

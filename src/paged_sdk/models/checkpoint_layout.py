@@ -12,7 +12,8 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.logs import get_logger
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, TensorNames, find_family
+from paged_sdk.models.family import DecoderFamily, find_family
+from paged_sdk.models.tensor_names import TensorNames
 from paged_sdk.weights.source import WeightSource
 
 __all__ = ["have_same_values", "names_in", "read_shape", "stored_table"]

@@ -15,7 +15,6 @@ from paged_sdk.layers.norm import NoNorm, Norm
 from paged_sdk.models.attention_block import AttentionBlock, load_attention_block
 from paged_sdk.models.beside_block import BesideBlock, RecurrentBlock
 from paged_sdk.models.expert_branch import ExpertBranch, load_expert_branch
-from paged_sdk.models.family import TensorNames
 from paged_sdk.models.gated_delta_block import load_gated_delta_block
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
 from paged_sdk.models.latent_attention_block import load_latent_attention_block
@@ -25,6 +24,7 @@ from paged_sdk.models.moe_mlp import MoeMlp, load_moe_mlp
 from paged_sdk.models.norms import load_norm
 from paged_sdk.models.plain_mlp import PlainMlp, load_plain_mlp, load_xielu
 from paged_sdk.models.short_conv_block import load_short_conv_block
+from paged_sdk.models.tensor_names import TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear

@@ -8,9 +8,10 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.latent_attention_fields import read_latent
 from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe, read_later_layers
+from paged_sdk.models.tensor_names import TensorNames
 
 __all__ = ["FAMILY"]
 

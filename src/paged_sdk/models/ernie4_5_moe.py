@@ -8,8 +8,9 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import must_not_be_tied, read_moe
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.ernie4_5 import read_ernie4_5
-from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.moe_fields import GROUPED_EXPERTS, shared_size
+from paged_sdk.models.tensor_names import TensorNames
 
 __all__ = ["FAMILY"]
 

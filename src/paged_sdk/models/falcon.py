@@ -13,7 +13,8 @@ from paged_sdk.config.rope import NO_ROPE
 from paged_sdk.models.alibi import alibi_slopes
 from paged_sdk.models.common_config import own_heads, read_activation, read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, TensorNames
+from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.tensor_names import NormNames, TensorNames
 
 __all__ = ["FAMILY"]
 

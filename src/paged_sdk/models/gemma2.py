@@ -11,8 +11,9 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.rope import RopeConfig
 from paged_sdk.models.common_config import read_activation, read_common, read_layer_types, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.gemma import must_be_causal
+from paged_sdk.models.tensor_names import NormNames, TensorNames
 
 __all__ = ["FAMILY", "NORMS", "read_gemma"]
 

@@ -6,10 +6,11 @@ from attrs import evolve
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, TensorNames
+from paged_sdk.models.family import DecoderFamily
 from paged_sdk.models.gemma import must_be_causal
 from paged_sdk.models.gemma2 import NORMS
 from paged_sdk.models.gemma3_text import FAMILY as TEXT
+from paged_sdk.models.tensor_names import TensorNames
 
 __all__ = ["FAMILY"]
 

@@ -9,8 +9,9 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_layer_ropes, read_layer_types
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.gemma2 import NORMS, read_gemma
+from paged_sdk.models.tensor_names import TensorNames
 
 __all__ = ["FAMILY", "read_gemma3_text"]
 

@@ -21,9 +21,10 @@ from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.models.common_config import FULL, read_activation, read_common, read_layer_types, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.gemma2 import NORMS
 from paged_sdk.models.rope_fields import read_rope
+from paged_sdk.models.tensor_names import TensorNames
 
 __all__ = ["FAMILY"]
 

@@ -7,7 +7,8 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
+from paged_sdk.models.tensor_names import TensorNames
 
 __all__ = ["FAMILY", "read_glm"]
 

@@ -6,8 +6,9 @@ from attrs import evolve
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.glm import read_glm
+from paged_sdk.models.tensor_names import NormNames, TensorNames
 
 __all__ = ["FAMILY"]
 

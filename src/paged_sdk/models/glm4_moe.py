@@ -7,8 +7,9 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import NUMBERED_MTP, DecoderFamily, MtpNames, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.moe_fields import GROUPED_EXPERTS, read_grouped_moe, read_later_layers
+from paged_sdk.models.tensor_names import NUMBERED_MTP, MtpNames, TensorNames
 
 __all__ = ["FAMILY"]
 

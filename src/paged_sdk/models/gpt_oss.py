@@ -9,7 +9,8 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_layer_types, read_moe, read_one_rope, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, ExpertNames, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
+from paged_sdk.models.tensor_names import ExpertNames, TensorNames
 
 __all__ = ["FAMILY"]
 

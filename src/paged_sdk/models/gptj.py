@@ -11,7 +11,8 @@ from paged_sdk.config.decoder import DecoderConfig, NormKind
 from paged_sdk.config.rope import RopeConfig
 from paged_sdk.models.common_config import must_not_be_tied, own_heads, read_activation, read_common, read_head_dim
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, TensorNames
+from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.tensor_names import NormNames, TensorNames
 
 __all__ = ["FAMILY", "NAMES", "read_gptj"]
 

@@ -7,8 +7,9 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_moe
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, ExpertNames, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.granite import read_granite
+from paged_sdk.models.tensor_names import ExpertNames, TensorNames
 
 __all__ = ["FAMILY", "NAMES", "read_granite_moe"]
 

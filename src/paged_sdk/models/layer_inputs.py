@@ -12,8 +12,8 @@ from paged_sdk.config.layer_shape import LayerInputConfig
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.activation import activation_function
 from paged_sdk.layers.norm import Norm
-from paged_sdk.models.family import TensorNames
 from paged_sdk.models.norms import load_norm
+from paged_sdk.models.tensor_names import TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import Linear

@@ -9,7 +9,8 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.recurrent import ShortConvConfig
 from paged_sdk.models.common_config import FULL, read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
+from paged_sdk.models.tensor_names import NormNames, TensorNames
 
 __all__ = ["FAMILY", "NAMES", "read_lfm2"]
 

@@ -13,12 +13,13 @@ from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.checkpoint_layout import read_shape, stored_table
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import load_decoder_layer
-from paged_sdk.models.family import TensorNames, ranks_texts
+from paged_sdk.models.family import ranks_texts
 from paged_sdk.models.layer_inputs import load_layer_inputs
 from paged_sdk.models.loading_threads import loading_threads
 from paged_sdk.models.norms import load_norm
 from paged_sdk.models.rank_head import RANK_HEAD, load_rank_head
 from paged_sdk.models.sharded import SharedEmbedding, SharedHead
+from paged_sdk.models.tensor_names import TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.shard import WHOLE, shard_of, token_slices

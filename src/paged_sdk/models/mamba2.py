@@ -12,8 +12,9 @@ from paged_sdk.config.recurrent import Mamba2Config
 from paged_sdk.config.rope import NO_ROPE
 from paged_sdk.models.common_config import read_activation, read_common
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, TensorNames
+from paged_sdk.models.family import DecoderFamily
 from paged_sdk.models.mamba2_fields import must_not_limit_steps
+from paged_sdk.models.tensor_names import NormNames, TensorNames
 
 __all__ = ["FAMILY"]
 

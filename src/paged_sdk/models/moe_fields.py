@@ -10,7 +10,7 @@ from attrs import evolve
 from paged_sdk.config.moe import MoeConfig
 from paged_sdk.models.common_config import read_moe
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import ExpertNames
+from paged_sdk.models.tensor_names import ExpertNames
 
 __all__ = ["GROUPED_EXPERTS", "read_grouped_moe", "read_later_layers", "read_sparse_layers", "shared_size"]
 

@@ -13,9 +13,9 @@ from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.models.expert_choice import ExpertChooser
 from paged_sdk.models.expert_loader import ExpertTensors, load_experts
-from paged_sdk.models.family import ExpertNames, TensorNames
 from paged_sdk.models.gated_mlp import GatedMlp, load_gated_mlp
 from paged_sdk.models.plain_mlp import PlainMlp, load_plain_mlp
+from paged_sdk.models.tensor_names import ExpertNames, TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear

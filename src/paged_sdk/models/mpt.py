@@ -10,7 +10,8 @@ from paged_sdk.config.rope import NO_ROPE
 from paged_sdk.models.alibi import alibi_slopes
 from paged_sdk.models.common_config import own_heads, read_common
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, TensorNames
+from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.tensor_names import NormNames, TensorNames
 
 __all__ = ["FAMILY"]
 

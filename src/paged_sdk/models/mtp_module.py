@@ -22,9 +22,9 @@ from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.checkpoint_layout import read_shape
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer, load_decoder_layer
-from paged_sdk.models.family import MtpNames, TensorNames
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.norms import load_norm
+from paged_sdk.models.tensor_names import MtpNames, TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import Linear

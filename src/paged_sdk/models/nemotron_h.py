@@ -14,9 +14,10 @@ from paged_sdk.config.rope import NO_ROPE
 from paged_sdk.layers.activation import KERNEL_ACTIVATIONS
 from paged_sdk.models.common_config import FULL, read_activation, read_common
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, ExpertNames, NormNames, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.mamba2_fields import LINEAR, must_not_limit_steps, read_kinds
 from paged_sdk.models.moe_fields import read_grouped_moe
+from paged_sdk.models.tensor_names import ExpertNames, NormNames, TensorNames
 
 __all__ = ["FAMILY"]
 

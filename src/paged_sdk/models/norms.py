@@ -7,7 +7,7 @@ from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, NormKind, QkNormWeights
 from paged_sdk.layers.norm import LayerNorm, Norm, RMSNorm
-from paged_sdk.models.family import TensorNames
+from paged_sdk.models.tensor_names import TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.shard import Shard

@@ -5,8 +5,9 @@ from __future__ import annotations
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_head_dim
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.rope_fields import read_rope, rope_section
+from paged_sdk.models.tensor_names import TensorNames
 
 __all__ = ["FAMILY"]
 

@@ -8,7 +8,8 @@ from paged_sdk.config.activation import Activation
 from paged_sdk.config.decoder import DecoderConfig, NormKind
 from paged_sdk.models.common_config import read_activation, read_common
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes
+from paged_sdk.models.tensor_names import TensorNames
 
 __all__ = ["FAMILY"]
 
