@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import tiny
 import tiny_vision
-from mtp_checkpoints import add_mtp_layer
+from mtp_checkpoints import MTP_CONFIGS, add_mtp_layer
 from paged_sdk import ConfigError, MemoryGpuConfig, PagedAttentionMeta, TextModelBuilder, VisionModelBuilder
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
@@ -21,25 +21,10 @@ WITH_MTP: Final = ("qwen3_5_text", "qwen3_next", "glm4_moe", "qwen3_5")
 """Families whose checkpoints have a layer for multi-token prediction here."""
 VISION: Final = ("llava", "qwen2_vl", "gemma3", "qwen3_5", "mistral3", "qwen3_vl", "gemma4")
 _MAMBA: Final = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
-_DELTA: Final[Mapping[str, Any]] = {
-    "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
 RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16},
-    "qwen3_5_text": _DELTA,
-    "qwen3_next": {
-        **_DELTA,
-        "mlp_only_layers": [0],
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 32,
-    },
+    "qwen3_5_text": MTP_CONFIGS["qwen3_5_text"],
+    "qwen3_next": MTP_CONFIGS["qwen3_next"] | {"mlp_only_layers": [0]},
     "bamba": {**_MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1]},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "num_hidden_layers": 3},
     "granitemoehybrid": {
