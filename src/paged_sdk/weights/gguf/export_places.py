@@ -80,6 +80,7 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
     plain_names = {name: _plain_name(name, names, architecture, config.num_layers) for name in stored}
     table = f"{architecture.top_names['token_embd']}.weight"
     has_table = table in plain_names.values()
+    prefix = _prefix_of_mtp(architecture, config.num_layers)
     places: dict[str, GgufPlace | None] = {}
     for name, plain in plain_names.items():
         if plain == "lm_head.weight" and config.tie_embeddings and not has_table:
@@ -88,7 +89,6 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
             continue
         if architecture.is_layer_number(plain):
             continue
-        prefix = _prefix_of_mtp(architecture, config.num_layers)
         parent, _, kind = plain.removeprefix(prefix).rpartition(".")
         if plain.startswith(prefix) and parent in NUMBERED_MTP:
             places[name] = GgufPlace((f"blk.{config.num_layers}.{NUMBERED_MTP[parent]}.{kind}",))
