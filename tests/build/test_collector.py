@@ -6,7 +6,14 @@ import gc
 
 import pytest
 
-from paged_sdk.build.collector import collector_paused
+from paged_sdk.build import collector
+from paged_sdk.build.collector import _make_old, collector_paused
+
+
+@pytest.fixture(autouse=True)
+def _frozen_objects_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back what the test session does without."""
+    monkeypatch.setattr(collector, "_make_old", _make_old)
 
 
 def test_it_rests_and_goes_on_after_an_error_too() -> None:
