@@ -138,8 +138,8 @@ def _let_the_interpreter_loop(patch: pytest.MonkeyPatch) -> None:
 def _let_the_interpreter_hurry(patch: pytest.MonkeyPatch) -> None:
     """Let Triton's interpreter look for the language's functions once, not in each call of a function: that is a third
     of its time. A function that has been replaced for the launch is none of them, so the first one tells. A shape is
-    made once, not for each tensor: another fifth. And a function that a kernel calls finds the language replaced from
-    its second call on: another tenth.
+    made once, not for each tensor: another fifth. A function that a kernel calls finds the language replaced from
+    its second call on: another tenth. And shapes and types that are one object are not compared: another quarter.
     """
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     core: Any = importlib.import_module("triton.language.core")
@@ -175,13 +175,17 @@ def _let_the_interpreter_hurry(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(interpreter, "_get_np_dtype", get_np_dtype)
     make_block_type, block_types = core.block_type.__init__, dict[tuple[Any, ...], tuple[Any, ...]]()
+    same_shapes = dict[tuple[Any, ...], Any]()
     make_tensor, shapes = core.tensor.__init__, dict[int, tuple[Any, ...]]()
 
     def init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
-        key = (element_ty.name, *(each.value if type(each) is core.constexpr else each for each in shape))
+        key: tuple[Any, ...] = (element_ty.name, id(shape))
+        if key not in block_types:
+            key = (element_ty.name, *(each.value if type(each) is core.constexpr else each for each in shape))
         if key not in block_types:
             make_block_type(self, element_ty, shape)
-            block_types[key] = (self.shape, self.numel, self.name)
+            kept = same_shapes.setdefault(key[1:], self.shape)
+            block_types[key] = block_types[element_ty.name, id(kept)] = (kept, self.numel, self.name)
         self.element_ty = element_ty
         self.shape, self.numel, self.name = block_types[key]
 
@@ -193,6 +197,16 @@ def _let_the_interpreter_hurry(patch: pytest.MonkeyPatch) -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         self.numel, self.shape, _ = shapes[own]
 
+    semantic: Any = importlib.import_module("triton.language.semantic")
+    broadcast, equal = semantic.TritonSemantic.broadcast_impl_value, core.dtype.__eq__
+
+    def broadcast_others(self: Any, lhs: Any, rhs: Any) -> Any:
+        if lhs.type.is_block() and rhs.type.is_block() and lhs.type.shape is rhs.type.shape:
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    patch.setattr(semantic.TritonSemantic, "broadcast_impl_value", broadcast_others)
+    patch.setattr(core.dtype, "__eq__", lambda self, other: self is other or equal(self, other))
     patch.setattr(core.block_type, "__init__", init_block_type)
     patch.setattr(core.tensor, "__init__", init_tensor)
 
