@@ -142,10 +142,11 @@ def test_a_disk_that_fills_up_leaves_nothing(source: Path, tmp_path: Path) -> No
 
 
 TOLD_TO_END = """
-import os, signal
+import gc, os, signal
 import gguf, torch, paged_sdk.build.assembly, paged_sdk.build.export.gguf_encoding, paged_sdk.cli.app
 from paged_sdk.cli import main
 
+gc.freeze()  # otherwise each child goes through all that is imported once more as it ends: a second
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which tests may run, has it ignored
 for sign in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
     child = os.fork()  # which imports nothing more: that takes most of the time
