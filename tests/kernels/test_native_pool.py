@@ -144,7 +144,7 @@ SANITIZED = [("-O1", "-fsanitize=thread"), ("-O1", "-fsanitize=address,undefined
 
 @needs_compiler
 def test_models_open_close_fork_and_give_up(tmp_path: Path) -> None:
-    run_cycles(tmp_path, 2000, *OPTIMIZED)
+    run_cycles(tmp_path, 500, *OPTIMIZED)
 
 
 @pytest.mark.long
