@@ -363,8 +363,9 @@ def test_the_command_line_logs_lines_of_json(tiny_checkpoint: Path) -> None:
         (["--verbose", "--quiet"], "--verbose and --quiet exclude each other", 2),
         (["--config", "no/such.json"], "--config: no/such.json: No such file or directory", 2),
         (["--port", "100000"], "--port", 2),
-        (["--no-such-option"], "--no-such-option", 2),
-        (["--host"], "--host", 2),
+        # Each of these is a process, and all of them are Typer's own errors.
+        pytest.param(["--no-such-option"], "--no-such-option", 2, marks=pytest.mark.long),
+        pytest.param(["--host"], "--host", 2, marks=pytest.mark.long),
     ],
 )
 def test_why_it_does_not_serve_is_a_line_of_json(arguments: list[str], said: str, code: int, tmp_path: Path) -> None:
