@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import random
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
 import pytest
 import torch
-from attrs import define, field
 from safetensors.torch import load_file, save_file
 from transformers.modeling_layers import MtpModel
 
 from adapter_files import write_adapter
-from arrivals import wait_for_requests
 from mtp_checkpoints import MTP_CONFIGS, MtpReference, add_mtp_layer, make_mtp_checkpoint
 from native_weights import needs_library
 from paged_sdk import (
@@ -46,17 +43,16 @@ from paged_sdk import (
 )
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
-from paged_sdk.runner.drafted_text import DraftedText
+from paged_sdk.runner.beside_layers import MOST_DRAFTS
 from paged_sdk.runner.mtp_drafts import MOST_KEPT, MtpDrafts
-from paged_sdk.runner.mtp_layer import MOST_DRAFTS, MtpLayer
-from paged_sdk.speculative.several_proposers import SeveralProposers
+from paged_sdk.runner.mtp_layer import MtpLayer
 from paged_sdk.weights.gguf.source import GgufSource
 from tiny import make_checkpoint
 from tiny_vision import encoder_inputs, make_vision_checkpoint, picture
+from watched_drafts import PROMPTS, Watched, texts_of, tokens_of, watching
 
 pytestmark = pytest.mark.anyio
 
-PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, [9] * 50, list(range(100, 133)))
 NUM_TOKENS: Final = 24
 GREEDY: Final = SamplingParams(temperature=0.0, max_len=NUM_TOKENS, ignore_eos=True)
 DRAWN: Final = SamplingParams(temperature=0.9, seed=5, max_len=NUM_TOKENS, ignore_eos=True)
@@ -95,102 +91,15 @@ def pool(tokens: int, cache_type: PagedCacheType = PagedCacheType.AUTO) -> Paged
     return PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(tokens), cache_type=cache_type)
 
 
-@define
-class Watched:
-    """Notes what the layer finds likeliest, and puts tokens of known texts in place of some of it.
-
-    :ivar texts: the tokens after each prompt
-    :ivar found: the text before each draft, the drafts before it, and what the layer found
-    """
-
-    texts: dict[tuple[int, ...], list[int]] = field(factory=dict)
-    found: list[tuple[list[int], list[int], int]] = field(factory=list)
-    chance: random.Random = field(factory=lambda: random.Random(3))
-
-    def put(self, text: DraftedText, token: int) -> int:
-        sequence, drafts = text.sequence, text.drafts
-        self.found.append((list(sequence.token_ids), list(drafts), token))
-        known = self.texts.get(tuple(sequence.token_ids[: sequence.num_prompt_tokens]), [])
-        place = sequence.num_output_tokens + len(drafts)
-        return known[place] if place < len(known) and self.chance.random() < 0.7 else token
-
-
-@contextmanager
-def watching(texts: Mapping[tuple[int, ...], list[int]]) -> Iterator[Watched]:
-    """Let the layer draft whatever it can, beside no other proposer."""
-    watched, add = Watched(dict(texts)), DraftedText.add
-    asked = SeveralProposers.propose
-
-    def put(self: DraftedText, token: int, vocab_size: int) -> None:
-        add(self, watched.put(self, token), vocab_size)
-
-    def alone(self: SeveralProposers, sequences: Any) -> list[list[int]]:
-        _, mtp = self._proposers
-        assert isinstance(mtp, MtpDrafts)
-        return mtp.propose(sequences)
-
-    def all_of_them(chances: Sequence[Sequence[float]], *others: Any) -> list[int]:
-        return [len(each) for each in chances]
-
-    with (
-        patch.object(DraftedText, "add", put),
-        patch.object(SeveralProposers, "propose", alone),
-        patch("paged_sdk.runner.mtp_drafts.draft_counts", all_of_them),
-        patch("paged_sdk.scheduler.draft_account.DraftBalance.allows", True),
-    ):
-        yield watched
-    assert asked is SeveralProposers.propose
-
-
 def mtp_of(model: Model) -> MtpDrafts:
     worker: Any = model._worker
-    found = worker._engine._runner._step_runner.mtp
+    found = worker._engine._runner._step_runner.drafts
     assert isinstance(found, MtpDrafts)
     return found
 
 
 def layer_of(model: Model) -> MtpLayer:
-    return mtp_of(model).layer
-
-
-async def texts_of(model: Model, sampling: SamplingParams, prompts: Any = PROMPTS) -> list[str]:
-    wait_for_requests(model, len(prompts))
-    got = await asyncio.gather(*(model.send_completion_request(prompt, sampling) for prompt in prompts))
-    return [choice.text for each in got for choice in each.choices]
-
-
-async def tokens_of(builder: Any, sampling: SamplingParams) -> dict[tuple[int, ...], list[int]]:
-    """Return the tokens after each prompt, without drafts."""
-    parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=(seen := _Seen()))
-    async with Model(parts) as model:
-        await texts_of(model, sampling)
-    return {tuple(each.prompt): each.tokens for each in seen.found()}
-
-
-@define
-class _Text:
-    prompt: list[int]
-    tokens: list[int]
-
-
-class _Seen:
-    def __init__(self) -> None:
-        self._sequences: dict[int, Any] = {}
-
-    def propose(self, sequences: Any) -> list[list[int]]:
-        self._sequences |= {sequence.seq_id: sequence for sequence in sequences}
-        return [[] for _ in sequences]
-
-    def forget(self, seq_ids: Any) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
-
-    def found(self) -> list[_Text]:
-        return [
-            _Text(each.token_ids[: each.num_prompt_tokens], each.output_token_ids) for each in self._sequences.values()
-        ]
+    return mtp_of(model).layers
 
 
 SETTINGS: Final[Mapping[str, Any]] = {

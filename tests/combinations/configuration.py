@@ -293,7 +293,7 @@ def build_model(
 def mtp_of(engine: Engine) -> MtpDrafts | None:
     """Return what drafts with the model's own layer for multi-token prediction."""
     runner: Any = engine._runner
-    found: MtpDrafts | None = runner._step_runner.mtp
+    found: MtpDrafts | None = runner._step_runner.drafts
     return found
 
 

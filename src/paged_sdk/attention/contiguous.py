@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from typing import Final
 
 import torch
@@ -72,6 +73,13 @@ class ContiguousBackend(AttentionBackend):
         """Free the storage of slots. Ids of slots without storage are ignored."""
         for slot in kv_ids:
             self._slots.pop(slot, None)
+
+    def view(self, layers: Sequence[int], num_heads: int) -> AttentionBackend:
+        """See :meth:`AttentionBackend.view`."""
+        other = copy(self)
+        other._scores = tuple(self._scores[layer] for layer in layers)
+        other._places = [self._places[layer] for layer in layers]
+        return other
 
     def _reserve(self, slot: int, num_tokens: int) -> None:
         held = self._slots.get(slot)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionSetup, KvStorage, NativePages
+from paged_sdk.attention.backend import AttentionBackend, AttentionSetup, KvStorage, NativePages
 from paged_sdk.attention.decompressed import (
     DecompressedHeads,
     DecompressedRow,
@@ -119,6 +120,14 @@ class NativePagedBackend(PagedBackend):
     def native_pages(self) -> NativePages:
         """See :attr:`AttentionBackend.native_pages`."""
         return self._pages
+
+    def view(self, layers: Sequence[int], num_heads: int) -> AttentionBackend:
+        """See :meth:`AttentionBackend.view`."""
+        other = super().view(layers, num_heads)
+        assert isinstance(other, NativePagedBackend), "a copy of this"
+        shapes = tuple(evolve(self._pages.shapes[layer], num_heads=num_heads) for layer in layers)
+        other._pages = NativePages(self._pages.workspace, other._layers, shapes)
+        return other
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """See :meth:`AttentionBackend.prepare`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from hashlib import sha256
 from itertools import accumulate
 from typing import Final
@@ -120,6 +121,13 @@ class PagedBackend(AttentionBackend):
 
     def release(self, kv_ids: Iterable[int]) -> None:
         """Do nothing: the pool stays allocated, and the KV manager tracks free blocks."""
+
+    def view(self, layers: Sequence[int], num_heads: int) -> AttentionBackend:
+        """See :meth:`AttentionBackend.view`."""
+        other = copy(self)
+        other._layers = tuple(self._layers[layer] for layer in layers)
+        other._scores = tuple(self._scores[layer] for layer in layers)
+        return other
 
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from paged_sdk.attention.backend import KvStorage
+from paged_sdk.attention.backend import AttentionBackend, KvStorage
 from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.adapters import load_adapters, make_bank
+from paged_sdk.build.assistant import make_assistant
 from paged_sdk.build.device_setup import alone_on, loading_memory_errors, prepare_thread
 from paged_sdk.build.device_steps import make_device_decoding
 from paged_sdk.build.draft import config_of_draft, draft_state_bytes, load_draft, make_draft_model
@@ -55,15 +56,18 @@ from paged_sdk.engine.engine import Engine
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
+from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.rendezvous import Rendezvous
 from paged_sdk.parallel.shard import shape_of_ranks
+from paged_sdk.runner.assistant_drafts import Assistant, AssistantDrafts
+from paged_sdk.runner.beside_layers import block_tensors_beside
 from paged_sdk.runner.block_content import BlockContent
 from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.image_vectors import ImageVectors
+from paged_sdk.runner.layer_drafts import LayerDrafts
 from paged_sdk.runner.model_runner import ModelRunner
-from paged_sdk.runner.mtp_drafts import MtpDrafts
-from paged_sdk.runner.mtp_layer import blocks_beside
+from paged_sdk.runner.mtp_layer import MtpLayer
 from paged_sdk.runner.stored_blocks import StoredBlocks
 from paged_sdk.sampling.processor import Processor
 from paged_sdk.sampling.processors import default_processors
@@ -236,14 +240,12 @@ def _load(
         group=group if on_devices else None,
     )
     queue, images = _images(loaded, config)
-    layer = make_mtp_layer(loaded, fused, config, loading.workspace)
-    files = open_files(loaded, code_beside(backend, layer))
-    blocks = None if files is None else StoredBlocks(files, BlockContent(blocks_beside(backend, layer)))
+    make_beside = partial(_layers_beside, draft=draft, config=config, workspace=loading.workspace)
+    beside = make_beside(loaded, fused, backend)
+    files = open_files(loaded, code_beside(backend, beside))
+    blocks = None if files is None else StoredBlocks(files, BlockContent(block_tensors_beside(backend, beside)))
     scheduler = Scheduler(config, kv, queue, blocks)
-    costs = scheduler.costs
-    mtp = None
-    if layer is not None:
-        mtp = make_mtp_drafts(layer, loaded, config, times=costs.times, balance=costs.drafts.open_balance())
+    drafts = _layer_drafts(beside, loaded, config, scheduler)
     runner = ModelRunner(
         fused,
         backend,
@@ -256,12 +258,13 @@ def _load(
             workspace=loading.workspace,
             make_device_decoding=make_decoding,
             open_block_files=open_files,
+            make_beside=make_beside,
         ),
         adapters=bank,
         images=images,
         others=followers,
         blocks=blocks,
-        mtp=mtp,
+        drafts=drafts,
     )
     _log.info(
         "%s: %s, %s on %s, context %d tokens",
@@ -272,7 +275,7 @@ def _load(
         config.max_model_len,
     )
     if proposer is None:
-        proposer = _proposer(loaded, draft, mtp, config, scheduler, loading.workspace)
+        proposer = _proposer(loaded, draft, drafts, config, scheduler, loading.workspace)
     if runner.samples_on_device and proposer is not None:
         proposer = HostDrafts(proposer, runner.num_on_host)
     return ModelParts(
@@ -336,7 +339,9 @@ def _with_pool(
             max_tokens=config.max_model_len,
             reserved=activations[device],
         )
-    placed = [(each.model.config, each.placement) for each in (loaded, draft) if each is not None]
+    placed = [(loaded.model.config, loaded.placement)]
+    if draft is not None and draft.assistant is None:
+        placed.append((draft.model.config, draft.placement))
     if loaded.mtp is not None:
         placed.append((loaded.mtp.config, Placement.on(device, 1)))
     if group is not None and on_devices is None:  # the pools of all ranks share this machine's memory
@@ -353,20 +358,57 @@ def _with_pool(
     return config
 
 
+def _layers_beside(
+    loaded: LoadedModel,
+    target: CausalModel,
+    backend: AttentionBackend,
+    *,
+    draft: LoadedModel | None,
+    config: EngineConfig,
+    workspace: Workspace | None,
+) -> MtpLayer | Assistant | None:
+    """Make layers that draft from the model's hidden states: its own, or an assistant; None: there are none.
+
+    :param target: the model as it runs
+    :param draft: the draft model, which may be an assistant
+    """
+    assistant = None if draft is None else make_assistant(draft, loaded, target, backend)
+    return make_mtp_layer(loaded, target, config, workspace) if assistant is None else assistant
+
+
+def _layer_drafts(
+    layers: MtpLayer | Assistant | None, loaded: LoadedModel, config: EngineConfig, scheduler: Scheduler
+) -> LayerDrafts[Any, Any] | None:
+    """Make what drafts with such layers."""
+    costs = scheduler.costs
+    if isinstance(layers, MtpLayer):
+        return make_mtp_drafts(layers, loaded, config, times=costs.times, balance=costs.drafts.open_balance())
+    if layers is None:
+        return None
+    return AssistantDrafts(
+        layers,
+        vocab_size=loaded.model.config.vocab_size,
+        gamma=config.gamma,
+        max_tokens=loaded.max_model_len,
+        times=costs.times,
+        balance=costs.drafts.open_balance(),
+    )
+
+
 def _proposer(
     loaded: LoadedModel,
     draft: LoadedModel | None,
-    mtp: MtpDrafts | None,
+    layers: LayerDrafts[Any, Any] | None,
     config: EngineConfig,
     scheduler: Scheduler,
     workspace: Workspace | None,
 ) -> Proposer:
-    """Make the proposer of drafts: forced tokens and texts, and a model that drafts, if there is one."""
+    """Make the proposer of drafts: forced tokens and texts, and layers or a model that drafts, if there are any."""
     has_states = bool(loaded.model.config.recurrent_layers)
     most = config.drafts_per_state if has_states else config.gamma or SpeculativeConfig().gamma
     proposer = ForcedTokens(_text_proposer(config, scheduler, most))
-    if mtp is not None:
-        return SeveralProposers((proposer, mtp))
+    if layers is not None:
+        return SeveralProposers((proposer, layers))
     if draft is None:
         return proposer
     own = make_draft_model(

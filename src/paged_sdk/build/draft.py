@@ -28,7 +28,8 @@ def load_draft(target: LoadedModel, loading: Loading) -> LoadedModel | None:
     """Load a target's draft model, if one is requested.
 
     :param loading: the target's
-    :raises ConfigError: the vocabularies differ, or its keys cannot be stored as its target's
+    :raises ConfigError: the vocabularies differ, its keys cannot be stored as its target's, or it is the assistant of
+        another model
     """
     source = resolve_draft(loading.settings, loading.environment)
     if source is None:
@@ -41,7 +42,11 @@ def load_draft(target: LoadedModel, loading: Loading) -> LoadedModel | None:
         source.settings, paged_attn=asked.paged_attn, paged_meta=asked.paged_meta, prefix_cache_n=0, mtp=False
     )
     with loading_memory_errors(path):
-        draft = load_weights(evolve(loading, path=path, settings=settings, encoder=None, backends=()))
+        draft = load_weights(
+            evolve(loading, path=path, settings=settings, encoder=None, backends=()), target=target.model
+        )
+    if draft.assistant is not None:
+        return draft
     check_same_tokens(target.text.tokenizer, draft.text.tokenizer, source.model.location)
     draft.text.close()
     return draft

@@ -11,6 +11,7 @@ import torch
 from attrs import evolve, frozen
 
 from paged_sdk.attention.choice import Candidate
+from paged_sdk.build.assistant_fit import check_assistant
 from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.device_setup import weights_must_fit
 from paged_sdk.build.encoder_file import EncoderFile
@@ -40,6 +41,7 @@ from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
 from paged_sdk.models.any_model import AnyModel, ModelPlan, plan_model
+from paged_sdk.models.assistant import AssistantWeights, load_assistant_weights
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import has_head
 from paged_sdk.models.mtp_module import MtpWeights, load_mtp_weights, mtp_names
@@ -75,6 +77,7 @@ class LoadedModel:
     :ivar importance: weights the errors that quantization minimizes; None: unweighted
     :ivar backends: attention backends to try before those of attention/choice.py
     :ivar mtp: the model's layer for multi-token prediction; None: it does not draft with one
+    :ivar assistant: what makes a decoder an assistant, which drafts for another model; None: it is no assistant
     """
 
     model: AnyModel
@@ -94,6 +97,7 @@ class LoadedModel:
     importance: CheckpointImportance | None = None
     backends: tuple[Candidate, ...] = ()
     mtp: MtpWeights | None = None
+    assistant: AssistantWeights | None = None
 
     @property
     def placement(self) -> Placement:
@@ -107,10 +111,11 @@ class LoadedModel:
         return self._text
 
 
-def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel:
-    """Load weights and tokenizer in parallel.
+def load_weights(loading: Loading, *, group: Group | None = None, target: AnyModel | None = None) -> LoadedModel:
+    """Load weights and tokenizer in parallel. An assistant has its target's tokenizer and dtype.
 
     :param group: the ranks that the weights are divided among; only rank 0 loads the tokenizer and image support
+    :param target: the model that this one is to draft for; None: it generates text itself
     """
     path, settings, device, workspace = loading.path, loading.settings, loading.device, loading.workspace
     is_first = group is None or group.rank == 0  # only rank 0 opens the file of an image encoder
@@ -124,6 +129,10 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
             encoder = file.open(checkpoint.config, path)
         plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
         shape = plan.config
+        check_assistant(shape, path, target)
+        if target is not None and shape.assistant is not None:
+            dtype = target.dtype  # that of the keys which it reads
+        reads_text = is_first and shape.assistant is None
         max_model_len = resolve_max_model_len(settings, shape)
         if group is not None:
             _check_division(plan, checkpoint, group.size)
@@ -145,7 +154,7 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
             LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar,
         ):
             text_beside = None
-            if is_first:
+            if reads_text:
                 with thread_must_start("to make a tokenizer in"):
                     text_beside = beside.submit(_text_processor, checkpoint, settings, shape.vocab_size)
 
@@ -169,6 +178,10 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
                 if with_mtp:
                     assert isinstance(model, DecoderModel), "no other model has such a layer"
                     mtp = load_mtp_weights(checkpoint.config, checkpoint.source, model, keeping)
+                assistant = None
+                if shape.assistant is not None:
+                    assert isinstance(model, DecoderModel), "no other model is an assistant"
+                    assistant = load_assistant_weights(checkpoint.source, model, keeping)
             finally:  # an error of the tokenizer takes precedence over one of the weights
                 text = None if text_beside is None else text_beside.result()
         said = read_recipe(checkpoint, shape.hidden_size)
@@ -209,6 +222,7 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
         importance=importance,
         backends=loading.backends,
         mtp=mtp,
+        assistant=assistant,
     )
 
 

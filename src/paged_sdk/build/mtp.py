@@ -12,6 +12,7 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.mtp_module import MtpModule
+from paged_sdk.runner.beside_layers import BesideLayers
 from paged_sdk.runner.mtp_drafts import MtpDrafts
 from paged_sdk.runner.mtp_layer import MtpLayer, ScratchBlocks
 from paged_sdk.scheduler.draft_account import DraftBalance
@@ -69,11 +70,11 @@ def make_mtp_layer(
     return MtpLayer(MtpModule(weights=weights, embedding=model.embedding, model=running), backend, target)
 
 
-def code_beside(backend: AttentionBackend, layer: MtpLayer | None) -> bytes:
-    """Return what the content of stored blocks depends on beside the model and its settings, which may include a
-    layer's KV.
+def code_beside(backend: AttentionBackend, layers: BesideLayers | None) -> bytes:
+    """Return what the content of stored blocks depends on beside the model and its settings, which may include the KV
+    of layers beside it.
     """
-    return backend.code if layer is None else backend.code + b"mtp"
+    return backend.code if layers is None or not layers.own_backends else backend.code + b"mtp"
 
 
 def _scratch(config: EngineConfig) -> ScratchBlocks | None:

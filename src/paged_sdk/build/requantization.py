@@ -15,7 +15,7 @@ from paged_sdk.build.free_memory import return_free_memory
 from paged_sdk.build.fusing import fuse
 from paged_sdk.build.kv_storage import make_storage
 from paged_sdk.build.loaded_model import LoadedModel
-from paged_sdk.build.mtp import code_beside, make_mtp_layer
+from paged_sdk.build.mtp import code_beside
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.engine import EngineConfig
@@ -30,6 +30,7 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import reload_model
 from paged_sdk.parallel.messages import REQUANTIZE
+from paged_sdk.runner.beside_layers import BesideLayers
 from paged_sdk.runner.block_files import BlockFiles
 from paged_sdk.runner.device import return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
@@ -46,13 +47,14 @@ _T = TypeVar("_T")
 class WeightRequantizer:
     """Implements :class:`~paged_sdk.runner.model_runner.Requantizer` by reading the model's files again.
 
-    New weights are not made from the quantized ones in memory, since they would have the errors of both types. A layer
-    for multi-token prediction stays as it is, but for embeddings and output projection: it decides no text. With
+    New weights are not made from the quantized ones in memory, since they would have the errors of both types. Layers
+    that draft from hidden states stay as they are, but for what they share with the model: they decide no text. With
     several ranks, rank 0 makes the others do the same; if a rank fails, all ranks restore their old weights.
 
     :param loaded: the model; the caller must drop its own references to the layers before calling
     :param make_device_decoding: makes the device decoding for the new weights
     :param open_block_files: opens the directory of stored KV for the new weights
+    :param make_beside: makes layers that draft from the hidden states of the new weights, if there are any
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class WeightRequantizer:
         workspace: Workspace | None,
         make_device_decoding: Callable[[CausalModel, AttentionBackend], DeviceDecoding | None],
         open_block_files: Callable[[LoadedModel, bytes], BlockFiles | None] = lambda loaded, code: None,
+        make_beside: Callable[[LoadedModel, CausalModel, AttentionBackend], BesideLayers | None] = lambda *parts: None,
     ) -> None:
         self._loaded = loaded
         self._environment = environment
@@ -71,6 +74,7 @@ class WeightRequantizer:
         self._workspace = workspace
         self._make_device_decoding = make_device_decoding
         self._open_block_files = open_block_files
+        self._make_beside = make_beside
         self._group = loaded.model.group if isinstance(loaded.model, DecoderModel) else None
 
     def __call__(self, isq: IsqType, check_cancelled: Callable[[], None]) -> Requantized:
@@ -131,9 +135,9 @@ class WeightRequantizer:
         backend = self._together(partial(self._backend, loaded, check_cancelled))
         fused = fuse(loaded.model, backend, loaded.settings)
         decoding = self._make_device_decoding(fused, backend)
-        mtp = make_mtp_layer(loaded, fused, self._config, self._workspace)
-        files = self._open_block_files(loaded, code_beside(backend, mtp))
-        return Requantized(model=fused, backend=backend, device_decoding=decoding, block_files=files, mtp=mtp)
+        beside = self._make_beside(loaded, fused, backend)
+        files = self._open_block_files(loaded, code_beside(backend, beside))
+        return Requantized(model=fused, backend=backend, device_decoding=decoding, block_files=files, beside=beside)
 
     def _backend(self, loaded: LoadedModel, check_cancelled: Callable[[], None]) -> AttentionBackend:
         storage = make_storage(loaded, self._config, self._workspace, check_cancelled)

@@ -8,6 +8,7 @@ from enum import Enum
 from attrs import evolve, frozen
 
 from paged_sdk.config.activation import Activation
+from paged_sdk.config.assistant import AssistantConfig
 from paged_sdk.config.latent_attention import LatentAttentionConfig
 from paged_sdk.config.layer_shape import LayerInputConfig, LayerShape
 from paged_sdk.config.moe import MoeConfig
@@ -120,6 +121,7 @@ class DecoderConfig:
         None: there are none
     :ivar layer_scales: whether the residual stream is multiplied by a learned number after each layer (gemma4)
     :ivar layer_inputs: what each layer adds of a token besides its embedding (gemma4); None: nothing
+    :ivar assistant: what an assistant has besides the decoder, which drafts for another model; None: it is no assistant
     :ivar head_bias: whether the output projection has a bias
     :ivar moe: mixture-of-experts layers; None: every layer has a dense MLP
     :ivar recurrent: per layer: what it computes instead of attention; None: attention. Empty: every layer has attention
@@ -191,6 +193,7 @@ class DecoderConfig:
     layer_shapes: tuple[LayerShape, ...] = ()
     layer_scales: bool = False
     layer_inputs: LayerInputConfig | None = None
+    assistant: AssistantConfig | None = None
 
     def layer(self, index: int) -> LayerShape:
         """Return the sizes of a layer."""
@@ -259,7 +262,7 @@ class DecoderConfig:
         """Return the indices of the layers that keep keys and values: those with attention, except over another
         layer's.
         """
-        return [layer for layer in self.attention_layers if self.kv_layer(layer) == layer]
+        return [layer for layer in self.attention_layers if self.layer(layer).kv_layer is None]
 
     def kv_layer(self, index: int) -> int:
         """Return the layer whose keys and values a layer attends to: itself, or an earlier one."""

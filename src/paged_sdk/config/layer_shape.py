@@ -15,7 +15,8 @@ class LayerShape:
     :ivar head_dim: elements per head of queries, keys and values
     :ivar intermediate_size: intermediate size of its dense MLP
     :ivar kv_layer: an earlier layer, to whose keys and values it attends: it has no projections to keys and values, and
-        takes no KV memory (Brandon et al., 2024, arXiv 2405.12981); None: it has its own
+        takes no KV memory (Brandon et al., 2024, arXiv 2405.12981). An assistant's layers are given their own index,
+        since their keys are another model's; None: it has its own
     :ivar keys_as_values: whether values are what its projection to keys computes, before the norm and rotation of keys;
         it has no projection to values
     """

@@ -52,7 +52,7 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
                 "attention_gate",
                 "parallel_residual",
             ),
-            *("layer_scales", "layer_inputs"),
+            *("layer_scales", "layer_inputs", "assistant"),
             *("qkv_bias", "output_bias", "mlp_bias", "gated_mlp", "activation", "ropes", "moe"),
             # the order of a checkpoint's rows, which loading normalizes
             *("qkv_groups", "qkv_values_first"),

@@ -7,7 +7,7 @@ layers attend over the keys of earlier ones, and each layer adds something of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from attrs import evolve
@@ -26,13 +26,25 @@ from paged_sdk.models.gemma2 import NORMS
 from paged_sdk.models.rope_fields import read_rope
 from paged_sdk.models.tensor_names import TensorNames
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "read_gemma4"]
 
 _SEES_ALL: Final = "all"
 _OF_LAYERS: Final = ("head_dim", "num_key_value_heads")
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
+    return read_gemma4(fields, _read_kv_layers)
+
+
+def read_gemma4(
+    fields: ConfigFields, read_kv_layers: Callable[[ConfigFields, Sequence[str]], Sequence[int | None]]
+) -> DecoderConfig:
+    """Read a decoder of Gemma 4's layers.
+
+    :param read_kv_layers: returns the :attr:`~paged_sdk.config.layer_shape.LayerShape.kv_layer` of each layer, from the
+        layers' types
+    :raises CheckpointError: a value is missing or invalid
+    """
     fields = fields.with_defaults(
         model_type="gemma4_text",
         vocab_size=262_144,
@@ -46,7 +58,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     window = fields.positive("sliding_window", 512)
     # With bidirectional attention, transformers divides the window between both directions.
     window = window // 2 + 1 if bidirectional else window
-    shapes = _read_shapes(fields, types)
+    shapes = _read_shapes(fields, types, read_kv_layers(fields, types))
     ropes = {
         (kind, size): _read_rope(fields, kind, size)
         for kind, size in dict.fromkeys((kind, shape.head_dim) for kind, shape in zip(types, shapes, strict=True))
@@ -78,25 +90,30 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-def _read_shapes(fields: ConfigFields, types: Sequence[str]) -> tuple[LayerShape, ...]:
-    """Return the sizes of each layer."""
-    num_heads, num_layers, size = (
-        fields.positive(key) for key in ("num_attention_heads", "num_hidden_layers", "intermediate_size")
-    )
+def _read_kv_layers(fields: ConfigFields, types: Sequence[str]) -> Sequence[int | None]:
+    """Return over whose keys and values each layer attends: the last ones may share those of the last before them of
+    their type.
+    """
+    num_layers = len(types)
     num_shared = fields.integer("num_kv_shared_layers", 0)
     if not 0 <= num_shared < num_layers:
         raise fields.error("num_kv_shared_layers", f"0 to {num_layers - 1}")
-    own = types[: num_layers - num_shared]
+    own, shared = types[: num_layers - num_shared], types[num_layers - num_shared :]
     if not set(types) <= set(own):
         raise fields.error("num_kv_shared_layers", "fewer, so that a layer of each type has keys and values")
     last_of = {kind: layer for layer, kind in enumerate(own)}
+    return (*[None] * len(own), *(last_of[kind] for kind in shared))
+
+
+def _read_shapes(fields: ConfigFields, types: Sequence[str], kv_layers: Sequence[int | None]) -> tuple[LayerShape, ...]:
+    """Return the sizes of each layer."""
+    num_heads, size = fields.positive("num_attention_heads"), fields.positive("intermediate_size")
     keys_as_values = fields.flag("attention_k_eq_v", False)
     is_wide = fields.flag("use_double_wide_mlp", False)
     shapes: list[LayerShape] = []
-    for layer, kind in enumerate(types):
+    for layer, (kind, source) in enumerate(zip(types, kv_layers, strict=True)):
         of_layer = _of_layer(fields, layer, is_full=kind == FULL)
-        source = last_of[kind] if layer >= len(own) else None
-        if source is not None:
+        if source is not None and source < layer:
             heads = shapes[source].num_kv_heads, shapes[source].head_dim
         else:
             heads = of_layer.positive("num_key_value_heads"), of_layer.positive("head_dim")
@@ -108,7 +125,7 @@ def _read_shapes(fields: ConfigFields, types: Sequence[str]) -> tuple[LayerShape
                 head_dim=heads[1],
                 intermediate_size=2 * size if is_wide and source is not None else size,
                 kv_layer=source,
-                keys_as_values=keys_as_values and kind == FULL,
+                keys_as_values=keys_as_values and kind == FULL and source is None,
             )
         )
     return tuple(shapes)

@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.placement import Placement
-from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.kernels.step import InsertedRows, StepContext
 from paged_sdk.layers.norm import Norm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.checkpoint_layout import read_shape
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer, load_decoder_layer
-from paged_sdk.models.fused_decoder import FusedDecoderModel
+from paged_sdk.models.drafting import DraftingDecoder, likeliest_tokens, projected, run_layers
 from paged_sdk.models.norms import load_norm
 from paged_sdk.models.tensor_names import MtpNames, TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
@@ -82,7 +80,7 @@ class MtpModule:
 
     weights: MtpWeights
     embedding: Embedding
-    model: DecoderModel | FusedDecoderModel
+    model: DraftingDecoder
 
     def embedded(self, token_ids: Tensor, inserted: InsertedRows | None = None) -> Tensor:
         """Return embeddings, float32 ``[num_tokens, hidden_size]``.
@@ -103,13 +101,11 @@ class MtpModule:
         :returns: ``[num_tokens, hidden_size]``, as :meth:`normed` and :meth:`likeliest` take them; only rows that the
             step reads are defined
         """
-        own = self.weights
-        if own.projection.native_weights is None:  # it multiplies in the model's dtype
-            embedded, states = embedded.to(self.model.dtype), states.to(self.model.dtype)
-        both = torch.cat((own.embedding_norm.forward(embedded), own.hidden_norm.forward(states)), 1)
-        made = own.projection.forward(both, None)
-        wide = isinstance(self.model, FusedDecoderModel)
-        return self.model.forward_embedded(made.float() if wide else made.to(self.model.dtype), positions, ctx)
+        own, dtype = self.weights, self.model.dtype
+        if own.projection.native_weights is None:
+            embedded, states = embedded.to(dtype), states.to(dtype)
+        normed = [own.embedding_norm.forward(embedded), own.hidden_norm.forward(states)]
+        return run_layers(self.model, projected(own.projection, normed, dtype), positions, ctx)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Return rows of :meth:`forward`'s result after the last norm, float32."""
@@ -117,12 +113,7 @@ class MtpModule:
 
     def likeliest(self, hidden: Tensor) -> list[int]:
         """Return the likeliest token of each row of :meth:`forward`'s result; below 0: there is none."""
-        if isinstance(self.model, FusedDecoderModel):
-            tokens: list[int] = self.model.likeliest(hidden).tolist()
-            return tokens
-        logits = self.model.logits(hidden)
-        found: list[int] = logits.argmax(1).where(logits.isfinite().all(1), NOT_DRAWN).tolist()
-        return found
+        return likeliest_tokens(self.model, hidden)
 
 
 def mtp_names(source: WeightSource, names: TensorNames, num_layers: int) -> MtpNames | None:

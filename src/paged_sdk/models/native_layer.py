@@ -113,7 +113,7 @@ def native_layer(
         norms_last=config.qk_norm_after_rope,
         gates=mixer.gates,
         value_norm=mixer.norms_values,
-        keys_as_values=own.keys_as_values and own.kv_layer is None,
+        keys_as_values=own.keys_as_values,
         shares_keys=own.kv_layer is not None,
         layer_input=_layer_input(layer, config, number, many_rows=many_rows),
         scale=1.0 if layer.scale is None else float(layer.scale),

@@ -6,7 +6,7 @@ from typing import Final
 
 from attrs import frozen
 
-__all__ = ["NUMBERED_MTP", "ExpertNames", "MtpNames", "NormNames", "TensorNames"]
+__all__ = ["NUMBERED_MTP", "AssistantNames", "ExpertNames", "MtpNames", "NormNames", "TensorNames"]
 
 
 @frozen(kw_only=True)
@@ -104,6 +104,27 @@ NUMBERED_MTP: Final = MtpNames(
     layer=None, embedding_norm="enorm", hidden_norm="hnorm", projection="eh_proj", last_norm="shared_head.norm"
 )
 """Names of such a layer that is numbered like the model's own (DeepSeek, GLM)."""
+
+
+@frozen(kw_only=True)
+class AssistantNames:
+    """Names the tensors that an assistant has besides its decoder's.
+
+    :ivar input: projection of the target's embeddings and hidden states
+    :ivar output: projection of its hidden states to the target's size
+    :ivar centroids: of clusters of tokens
+    :ivar order: the tokens of all clusters
+    """
+
+    input: str = "pre_projection"
+    output: str = "post_projection"
+    centroids: str = "masked_embedding.centroids"
+    order: str = "masked_embedding.token_ordering"
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """Return how these tensors' names begin."""
+        return f"{self.input}.", f"{self.output}.", f"{self.centroids}.", self.order
 
 
 @frozen(kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from attrs import frozen
@@ -14,13 +14,13 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import EngineDeadError, ModelClosedError
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.fused_decoder import fused_spans
+from paged_sdk.runner.beside_layers import BesideLayers, block_tensors_beside
 from paged_sdk.runner.block_content import BlockContent
 from paged_sdk.runner.block_files import BlockFiles
 from paged_sdk.runner.device import return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.image_vectors import ImageVectors
-from paged_sdk.runner.mtp_drafts import MtpDrafts
-from paged_sdk.runner.mtp_layer import MtpLayer, blocks_beside
+from paged_sdk.runner.layer_drafts import LayerDrafts
 from paged_sdk.runner.other_ranks import OtherRanks
 from paged_sdk.runner.output import PendingStep
 from paged_sdk.runner.step_runner import StepRunner
@@ -38,7 +38,7 @@ class Requantized:
     """Holds the result of requantizing a runner's weights.
 
     :ivar block_files: where blocks of the KV cache are stored; None: nowhere
-    :ivar mtp: the layer for multi-token prediction; None: the model does not draft with one
+    :ivar beside: layers that draft from the model's hidden states; None: there are none
     :ivar error: why requantizing failed and the old weights were kept; None on success
     """
 
@@ -46,7 +46,7 @@ class Requantized:
     backend: AttentionBackend
     device_decoding: DeviceDecoding | None
     block_files: BlockFiles | None = None
-    mtp: MtpLayer | None = None
+    beside: BesideLayers | None = None
     error: Exception | None = None
 
 
@@ -74,7 +74,7 @@ class ModelRunner:
     :param images: provides the vectors of prompts' images; None: no images
     :param others: the other ranks of a tensor-parallel model; None: this process holds the whole model
     :param blocks: stores blocks of the KV cache; None: nothing is stored
-    :param mtp: drafts with the model's layer for multi-token prediction; None: nothing follows the steps
+    :param drafts: drafts with layers that follow the steps; None: nothing follows them
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class ModelRunner:
         images: ImageVectors | None = None,
         others: OtherRanks | None = None,
         blocks: StoredBlocks | None = None,
-        mtp: MtpDrafts | None = None,
+        drafts: LayerDrafts[Any, Any] | None = None,
     ) -> None:
         self._step_runner: StepRunner | None = StepRunner(
-            model, backend, sampler, device_decoding, adapters, images, others, blocks, mtp
+            model, backend, sampler, device_decoding, adapters, images, others, blocks, drafts
         )
         self._requantizer = requantizer
 
@@ -122,11 +122,11 @@ class ModelRunner:
             raise ModelClosedError("the runner is closed")
         sampler, adapters = self._step_runner.sampler, self._step_runner.adapters
         images, others, blocks = self._step_runner.images, self._step_runner.others, self._step_runner.blocks
-        mtp = self._step_runner.mtp
+        drafts = self._step_runner.drafts
         if blocks is not None:
             blocks.let_go_of_pool()
-        if mtp is not None:
-            mtp.let_go()
+        if drafts is not None:
+            drafts.let_go()
         self._step_runner = None  # so that old weights are freed while new ones are made
         # Otherwise new weights would be allocated in pieces of the old KV pool, which leaves no contiguous memory for
         # the new pool, and the memory of recorded steps would stay cached and unused.
@@ -141,11 +141,11 @@ class ModelRunner:
         if adapters is not None:
             adapters.hold(fused_spans(made.model))
         if blocks is not None and made.block_files is not None:
-            blocks.replace(made.block_files, BlockContent(blocks_beside(made.backend, made.mtp)))
-        if mtp is not None and made.mtp is not None:
-            mtp.hold(made.mtp)
+            blocks.replace(made.block_files, BlockContent(block_tensors_beside(made.backend, made.beside)))
+        if drafts is not None and made.beside is not None:
+            drafts.hold(made.beside)
         self._step_runner = StepRunner(
-            made.model, made.backend, sampler, made.device_decoding, adapters, images, others, blocks, mtp
+            made.model, made.backend, sampler, made.device_decoding, adapters, images, others, blocks, drafts
         )
         if made.error is not None:
             raise made.error

@@ -12,9 +12,10 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.kernels.step import InsertedRows, StepContext
-from paged_sdk.runner.first_pause import FirstPause
+from paged_sdk.runner.beside_layers import BesideLayers
 from paged_sdk.runner.input_batch import InputBatch, make_input_batch
-from paged_sdk.runner.mtp_layer import MOST_DRAFTS, MtpLayer, ScratchBlocks
+from paged_sdk.runner.layer_drafts import LayerDrafts
+from paged_sdk.runner.mtp_layer import MtpLayer, ScratchBlocks
 from paged_sdk.runner.mtp_state import MtpState
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.scheduler.draft_account import DraftBalance
@@ -22,20 +23,16 @@ from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.scheduler.step_times import StepTimes
 from paged_sdk.speculative.acceptance import Acceptance
-from paged_sdk.speculative.draft_counts import draft_counts
 from paged_sdk.types.step import StepRow
 
 __all__ = ["MtpDrafts"]
 
-PRIORS: Final = (0.85, 0.75, 0.65, 0.55)
-"""Prior acceptance rates of the first draft, of the second if the first is right, and so on: less than a user of vLLM
-saw of Qwen3.6-27B (0.92, 0.91, 0.77, 0.83), since small models are right less often."""
 MOST_KEPT: Final = 32
 """Tokens after which hidden states wait no longer for the layer, unless they fill a block sooner: as many as a tile of
 a matrix product has rows."""
 
 
-class MtpDrafts:
+class MtpDrafts(LayerDrafts[MtpLayer, MtpState]):
     """Drafts with a model's own layer for multi-token prediction.
 
     The layer attends over keys and values of its own, in blocks with the ids of the model's, so that they are shared,
@@ -44,16 +41,9 @@ class MtpDrafts:
     they have filled a block. Where others continue a shared block, its last token's key is that of the first text, or
     missing if that ended there; this changes drafts, but never what is generated.
 
-    Drafts are the likeliest tokens: see :class:`~paged_sdk.runner.draft_model.DraftModel`. Their number depends on how
-    many were right, and on the measured times of the model's steps and of the layer's.
+    It takes the arguments of :class:`~paged_sdk.runner.layer_drafts.LayerDrafts` and this:
 
-    :param layer: the layer beside its model
     :param scratch: where drafts' KV is, if KV is in blocks; None: it is contiguous
-    :param vocab_size: vocabulary size of the model
-    :param gamma: maximum number of drafts per sequence and step
-    :param max_tokens: the model's context length
-    :param times: step times of the model
-    :param balance: time that drafts have gained and lost so far
     """
 
     def __init__(
@@ -67,43 +57,15 @@ class MtpDrafts:
         times: StepTimes,
         balance: DraftBalance,
     ) -> None:
-        self._layer: MtpLayer | None = layer
+        super().__init__(layer, vocab_size=vocab_size, gamma=gamma, max_tokens=max_tokens, times=times, balance=balance)
         self._scratch = scratch
-        self._vocab_size = vocab_size
-        self._gamma = min(gamma, MOST_DRAFTS)
         self._span = MOST_KEPT if scratch is None else min(MOST_KEPT, scratch.block_size)
-        self._max_tokens = max_tokens
-        self._times = times
-        self._own_times = StepTimes()
-        self._balance = balance
-        self._acceptance = Acceptance(priors=PRIORS)
-        self._first_pause = FirstPause()
-        self._states: dict[int, MtpState] = {}
         self._forked: dict[int, tuple[int, Tensor]] = {}  # by first choice: length and last state of the prompt
-        self._has_failed = False
         self._none = torch.empty(0, layer.module.weights.config.hidden_size)
 
-    @property
-    def num_followed(self) -> int:
-        """Return the number of sequences that have state here."""
-        return len(self._states)
-
-    @property
-    def layer(self) -> MtpLayer:
-        """Return the layer, whose KV is to be copied and freed with the model's."""
-        assert self._layer is not None, "weights are being made anew"
-        return self._layer
-
-    def let_go(self) -> None:
-        """Drop the layer, the model and all states, until :meth:`hold`."""
-        self._layer = None
-        self._states.clear()
-        self._forked.clear()
-
-    def hold(self, layer: MtpLayer) -> None:
-        """Take another layer, of the same shape, with its model."""
-        self._layer = layer
-        self._own_times.clear()
+    def _checked(self, layers: BesideLayers) -> MtpLayer:
+        assert isinstance(layers, MtpLayer), layers
+        return layers
 
     def ask(self, rows: Iterable[StepRow]) -> None:
         """Have the model compute the hidden states of all tokens of a step."""
@@ -118,16 +80,12 @@ class MtpDrafts:
         hidden: Tensor,
         inserted: InsertedRows | None,
     ) -> None:
-        """Take the hidden states that a step has computed.
-
-        :param hidden: ``[num_tokens, hidden_size]``, defined for all tokens
-        :param inserted: vectors that replace embeddings of the step's tokens
-        """
+        """Take the hidden states of a step's tokens, and run the layer over those of prompts."""
         if self._has_failed:
             return
         prompts: list[_Prompt] = []
         late: list[MtpState] = []
-        normed = self.layer.target.normed(hidden)
+        normed = self.layers.target.normed(hidden)
         for row, first, of_row in zip(rows, batch.first_tokens, scheduled, strict=True):
             sequence = of_row.sequence
             state = self._state_of(sequence, row.start)
@@ -175,60 +133,24 @@ class MtpDrafts:
         rows = [self._row(state, count, num_logits=0) for state, count in zip(states, counts, strict=True)]
         self._compute(rows, self._taken(states, counts))
 
-    def propose(self, sequences: Sequence_[Sequence]) -> list[list[int]]:
-        """Propose drafts for each sequence, as many as are expected to pay."""
-        states = [self._states.get(sequence.seq_id) for sequence in sequences]
-        followed = [state for state in states if state is not None]
-        for state in followed:
-            state.compare()
-            state.begin_at(min(state.end, len(state.sequence.token_ids) - 1))
-        if not followed or not self._balance.allows:
-            return [[] for _ in states]
-        chances = [state.chances(self._most_drafts(state)) for state in followed]
-        counts = draft_counts(
-            chances,
-            self._times.expected,
-            self._balance.left,
-            lambda ahead: ahead * self._own_times.expected(len(followed)),
-        )
-        chosen = [
-            state
-            for state, count, chance in zip(followed, counts, chances, strict=True)
-            if chance and state.choose(count)
-        ]
-        start = time.monotonic()
-        if chosen:
-            try:
-                with torch.inference_mode():
-                    self._draft(chosen)
-            except BaseException:
-                self._has_failed = True  # nobody asks again
-                self._states.clear()
-                self._forked.clear()
-                raise
-        self._balance.claim((state.sequence.seq_id for state in chosen), time.monotonic() - start)
-        return [[] if state is None else state.drafts for state in states]
+    def _shorten(self, state: MtpState) -> None:
+        state.begin_at(min(state.end, len(state.sequence.token_ids) - 1))
+
+    def _is_ready(self, state: MtpState) -> bool:
+        return state.num_ready >= 1 and state.first + state.num_ready == len(state.sequence.token_ids) - 1
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Drop the state of sequences that have ended."""
-        for seq_id in seq_ids:
-            self._states.pop(seq_id, None)
+        ended = list(seq_ids)
+        super().forget(ended)
+        for seq_id in ended:
             self._forked.pop(seq_id, None)
 
-    def reset(self) -> None:
-        """Do nothing: no text that has ended is remembered."""
-
-    def _most_drafts(self, state: MtpState) -> int:
-        """Return the maximum number of drafts for a sequence. The target adds one token after the last draft."""
-        num_tokens = len(state.sequence.token_ids)
-        if state.num_ready < 1 or state.first + state.num_ready != num_tokens - 1:
-            return 0  # the model's state at the token before the last is not here
-        return min(self._gamma, state.sequence.max_length - num_tokens - 1, self._max_tokens - num_tokens)
+    def _drop_states(self) -> None:
+        super()._drop_states()
+        self._forked.clear()
 
     def _draft(self, states: list[MtpState]) -> None:
-        """Draft tokens, one per sequence and run of the layer."""
-        for state in states:
-            state.follow_grammar()
         ends = [len(state.sequence.token_ids) - 1 for state in states]
         tables = [self._table(state, end, place) for place, (state, end) in enumerate(zip(states, ends, strict=True))]
         rows = [
@@ -236,26 +158,17 @@ class MtpDrafts:
             for state, table in zip(states, tables, strict=True)
         ]
         inputs = self._taken(states, [state.num_ready for state in states])
-        places = list(range(len(states)))
         while True:
             start = time.monotonic()
             hidden = self._compute(rows, inputs)
-            tokens = self.layer.module.likeliest(hidden)
-            self._own_times.note(len(rows), time.monotonic() - start)
-            for place, token in zip(places, tokens, strict=True):
-                states[place].add(token, self._vocab_size)
-            left = [at for at, place in enumerate(places) if len(states[place].drafts) < states[place].num_wanted]
+            left = self._add(states, self.layers.module.likeliest(hidden), start)
             if not left:
                 return
-            inputs = self.layer.module.normed(hidden if len(left) == len(places) else select_rows(hidden, left))
-            places = [places[at] for at in left]
+            inputs = self.layers.module.normed(hidden if len(left) == len(states) else select_rows(hidden, left))
+            states, ends = [states[at] for at in left], [ends[at] for at in left]
             rows = [
-                evolve(
-                    rows[at],
-                    start=ends[place] + len(states[place].drafts) - 1,
-                    token_ids=states[place].drafts[-1:],
-                )
-                for at, place in zip(left, places, strict=True)
+                evolve(rows[at], start=end + len(state.drafts) - 1, token_ids=state.drafts[-1:])
+                for at, state, end in zip(left, states, ends, strict=True)
             ]
 
     def _table(self, state: MtpState, num_tokens: int, place: int) -> list[int]:
@@ -295,10 +208,10 @@ class MtpDrafts:
         :returns: ``[num_rows, hidden_size]``: the layer's hidden state of each row's last token; undefined if the rows
             ask for none
         """
-        batch = make_input_batch(rows, self.layer.target.device)
-        context = StepContext(attention=self.layer.backend.prepare(rows), is_long=batch.is_long)
-        hidden = self.layer.module.forward(
-            self.layer.module.embedded(batch.token_ids), states, batch.positions, context
+        batch = make_input_batch(rows, self.layers.target.device)
+        context = StepContext(attention=self.layers.backend.prepare(rows), is_long=batch.is_long)
+        hidden = self.layers.module.forward(
+            self.layers.module.embedded(batch.token_ids), states, batch.positions, context
         )
         lasts = [first + row.num_new_tokens - 1 for first, row in zip(batch.first_tokens, rows, strict=True)]
         return hidden if len(lasts) == len(hidden) else select_rows(hidden, lasts)
@@ -308,10 +221,10 @@ class MtpDrafts:
         rows = [each.own_row for each in prompts]
         after = torch.cat([torch.arange(each.first, each.first + len(each.states)) for each in prompts])
         part = None if inserted is None else inserted.part(after)
-        own = make_input_batch(rows, self.layer.target.device)
-        context = StepContext(attention=self.layer.backend.prepare(rows), is_long=own.is_long)
-        embedded = self.layer.module.embedded(batch.token_ids[after], part)
-        self.layer.module.forward(embedded, torch.cat([each.states for each in prompts]), own.positions, context)
+        own = make_input_batch(rows, self.layers.target.device)
+        context = StepContext(attention=self.layers.backend.prepare(rows), is_long=own.is_long)
+        embedded = self.layers.module.embedded(batch.token_ids[after], part)
+        self.layers.module.forward(embedded, torch.cat([each.states for each in prompts]), own.positions, context)
 
 
 @frozen(eq=False)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from attrs import frozen
-from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.mtp_module import MtpModule
+from paged_sdk.runner.beside_layers import MOST_DRAFTS
 
-__all__ = ["MOST_DRAFTS", "MtpLayer", "ScratchBlocks", "blocks_beside"]
-
-MOST_DRAFTS: Final = 32
-"""Most drafts of a sequence: of a layer that is right in 95 of 100 cases, the last one is right in a fifth."""
+__all__ = ["MtpLayer", "ScratchBlocks"]
 
 
 @frozen(eq=False)
 class MtpLayer:
-    """Holds what requantizing a model makes anew.
+    """Holds a layer for multi-token prediction as it runs.
 
     :ivar module: the layer
     :ivar backend: holds its KV
@@ -31,12 +27,10 @@ class MtpLayer:
     backend: AttentionBackend
     target: CausalModel
 
-
-def blocks_beside(backend: AttentionBackend, layer: MtpLayer | None) -> Sequence[Tensor]:
-    """Return the tensors of all layers whose first dimension is the block, with those of a layer for multi-token
-    prediction.
-    """
-    return (*backend.block_tensors, *(() if layer is None else layer.backend.block_tensors))
+    @property
+    def own_backends(self) -> tuple[AttentionBackend, ...]:
+        """See :class:`~paged_sdk.runner.beside_layers.BesideLayers`."""
+        return (self.backend,)
 
 
 @frozen

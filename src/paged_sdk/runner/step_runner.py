@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import torch
 from attrs import field, frozen
@@ -23,7 +24,7 @@ from paged_sdk.runner.host_rows import HostRows
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.input_batch import make_input_batch, token_parts
 from paged_sdk.runner.late_results import LateResults
-from paged_sdk.runner.mtp_drafts import MtpDrafts
+from paged_sdk.runner.layer_drafts import LayerDrafts
 from paged_sdk.runner.other_ranks import OtherRanks
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput, StepMemoryError
 from paged_sdk.runner.prompt_logprobs import add_prompt_logprobs
@@ -57,7 +58,7 @@ class StepRunner:
     images: ImageVectors | None
     others: OtherRanks | None
     blocks: StoredBlocks | None = None
-    mtp: MtpDrafts | None = None
+    drafts: LayerDrafts[Any, Any] | None = None
     reader: PromptReader = field(init=False)
     greedy: GreedyModel | None = field(init=False)
     takes_token_types: bool = field(init=False)
@@ -89,7 +90,7 @@ class StepRunner:
                 self.others.choose(way.value)
             self.others.run(step, inserted)
         with self._watching():
-            backends = (self.backend,) if self.mtp is None else (self.backend, self.mtp.layer.backend)
+            backends = (self.backend,) if self.drafts is None else (self.backend, *self.drafts.layers.own_backends)
             if output.copies:
                 copies = [(copy.src, copy.dst, copy.num_tokens) for copy in output.copies]
                 for backend in backends:
@@ -102,8 +103,8 @@ class StepRunner:
                 self.blocks.restore(output.restores)
         self.sampler.forget(output.finished_seq_ids)
         self.reader.forget(output.finished_seq_ids)
-        if self.mtp is not None:
-            self.mtp.forget(output.finished_seq_ids)  # also if nobody asks it for drafts any more
+        if self.drafts is not None:
+            self.drafts.forget(output.finished_seq_ids)  # also if nobody asks it for drafts any more
         if self.device_decoding is not None:
             self.device_decoding.forget(output.finished_seq_ids)
         try:
@@ -199,8 +200,8 @@ class StepRunner:
         if path is not None and way is not Way.LAUNCHED:
             recorded, first_tokens = path.run(way, rows)
             return StepStates(model=self.model, hidden=recorded.hidden, first_tokens=first_tokens), recorded
-        if self.mtp is not None:
-            self.mtp.ask(rows)
+        if self.drafts is not None:
+            self.drafts.ask(rows)
         batch = make_input_batch(rows, self.model.device, None if path is None else path.overlap)
         adapted = None if self.adapters is None else self.adapters.rows(rows)
         if self.others is None:
@@ -213,8 +214,8 @@ class StepRunner:
             parts=token_parts(rows, self.model.device) if self.takes_token_types else None,
         )
         hidden = self.model.forward(batch.token_ids, batch.positions, context)
-        if self.mtp is not None:
-            self.mtp.take(rows, scheduled, batch, hidden, inserted)
+        if self.drafts is not None:
+            self.drafts.take(rows, scheduled, batch, hidden, inserted)
         return StepStates(model=self.model, hidden=hidden, first_tokens=batch.first_tokens, adapted=adapted), None
 
     def _inserted(

@@ -1,0 +1,167 @@
+"""Proposes drafts made by an assistant, which reads its target's hidden states, keys and values."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as Sequence_
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.kernels.step import InsertedRows, StepContext
+from paged_sdk.models.assistant import AssistantModule
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.runner.beside_layers import BesideLayers
+from paged_sdk.runner.drafted_text import DraftedText
+from paged_sdk.runner.first_pause import FirstPause
+from paged_sdk.runner.input_batch import InputBatch
+from paged_sdk.runner.layer_drafts import LayerDrafts
+from paged_sdk.sampling.candidates import select_rows
+from paged_sdk.scheduler.output import ScheduledSequence
+from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.speculative.acceptance import Acceptance
+from paged_sdk.types.step import StepRow
+
+__all__ = ["Assistant", "AssistantDrafts", "AssistantState"]
+
+
+@frozen(eq=False)
+class Assistant:
+    """Holds an assistant as it runs.
+
+    :ivar module: the assistant
+    :ivar backend: holds the keys and values of its target, in the place of its own
+    :ivar target: the target as it runs
+    """
+
+    module: AssistantModule
+    backend: AttentionBackend
+    target: CausalModel
+
+    @property
+    def own_backends(self) -> tuple[AttentionBackend, ...]:
+        """See :class:`~paged_sdk.runner.beside_layers.BesideLayers`."""
+        return ()
+
+
+class AssistantState(DraftedText):
+    """Holds what an assistant knows of one sequence.
+
+    :ivar states: the target's hidden states, normed, at the last tokens before ``end``, ``[n, hidden_size]``
+    :ivar end: number of the sequence's tokens that the target has computed, drafts included
+    """
+
+    __slots__ = ("end", "states")
+
+    def __init__(self, sequence: Sequence, acceptance: Acceptance, first_pause: FirstPause) -> None:
+        super().__init__(sequence, acceptance, first_pause)
+        self.end: int = 0
+        self.states: Tensor | None = None
+
+    @property
+    def last_state(self) -> Tensor | None:
+        """Return the hidden state at the token before the last one, ``[1, hidden_size]``; None: it is not here."""
+        if self.states is None:
+            return None
+        place = len(self.states) - (self.end - (len(self.sequence.token_ids) - 1)) - 1
+        return self.states[place : place + 1] if 0 <= place < len(self.states) else None
+
+
+class AssistantDrafts(LayerDrafts[Assistant, AssistantState]):
+    """Drafts with an assistant.
+
+    It attends over its target's keys and values of all tokens but the last one, at the same position for all drafts. So
+    prompts cost it nothing, and it writes nothing that would have to be copied, shared or freed.
+    """
+
+    def _checked(self, layers: BesideLayers) -> Assistant:
+        assert isinstance(layers, Assistant), layers
+        return layers
+
+    def ask(self, rows: Iterable[StepRow]) -> None:
+        """Do nothing: where the target samples a token, the hidden state is computed anyway."""
+
+    def take(
+        self,
+        rows: Sequence_[StepRow],
+        scheduled: Sequence_[ScheduledSequence],
+        batch: InputBatch,
+        hidden: Tensor,
+        inserted: InsertedRows | None,
+    ) -> None:
+        """Take the hidden states at the tokens after which the target samples one."""
+        followed = [
+            (row, first, of_row.sequence)
+            for row, first, of_row in zip(rows, batch.first_tokens, scheduled, strict=True)
+            if row.num_logits > row.num_drafts and of_row.sequence.request.generates
+        ]
+        if self._has_failed or not followed:
+            return
+        counts = [row.num_drafts + 1 for row, _, _ in followed]
+        places = [
+            first + row.num_new_tokens - count + place
+            for (row, first, _), count in zip(followed, counts, strict=True)
+            for place in range(count)
+        ]
+        normed = self.layers.target.normed(hidden if len(places) == len(hidden) else select_rows(hidden, places))
+        for (row, _, sequence), states in zip(followed, torch.split(normed, counts), strict=True):
+            state = self._states.get(row.seq_id)
+            if state is None:
+                state = AssistantState(sequence, Acceptance(self._acceptance), self._first_pause)
+                self._states[row.seq_id] = state
+            state.states, state.end = states, row.end
+
+    def _shorten(self, state: AssistantState) -> None:
+        """Do nothing: which state is the last one depends on the tokens that the sequence has got."""
+
+    def _is_ready(self, state: AssistantState) -> bool:
+        return state.last_state is not None
+
+    def _draft(self, states: list[AssistantState]) -> None:
+        module = self.layers.module
+        lasts = [state.last_state for state in states]
+        inputs = torch.cat([last for last in lasts if last is not None])
+        tokens = [state.sequence.token_ids[-1] for state in states]
+        together = self._round(states)
+        while True:
+            start = time.monotonic()
+            hidden = module.forward(torch.tensor(tokens), inputs, together.positions, together.context)
+            left = self._add(states, module.likeliest(hidden), start)
+            if not left:
+                return
+            if len(left) < len(states):
+                states, hidden = [states[place] for place in left], select_rows(hidden, left)
+                together = self._round(states)
+            tokens, inputs = [state.drafts[-1] for state in states], module.next_states(hidden)
+
+    def _round(self, states: Sequence_[AssistantState]) -> _Round:
+        """Make what the runs for some sequences' drafts share."""
+        ends = [len(state.sequence.token_ids) - 1 for state in states]
+        rows = [
+            StepRow(
+                seq_id=state.sequence.seq_id,
+                start=end - 1,
+                token_ids=state.sequence.token_ids[end - 1 : end],
+                kv_ids=state.sequence.table.ids,
+                num_prompt_tokens=0,  # so that prompts' last tokens are computed like generated ones
+                kv_version=state.sequence.table.version,
+                num_logits=1,
+            )
+            for state, end in zip(states, ends, strict=True)
+        ]
+        # A row's one token stands for the last one: it sees the keys before that, from that one's position.
+        return _Round(torch.tensor(ends), StepContext(attention=self.layers.backend.prepare(rows)))
+
+
+@frozen(eq=False)
+class _Round:
+    """Holds what further drafts of the same sequences share.
+
+    :ivar positions: of the texts' last tokens, int64 ``[num_rows]``
+    """
+
+    positions: Tensor
+    context: StepContext
