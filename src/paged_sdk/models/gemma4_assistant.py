@@ -31,6 +31,8 @@ _UNUSUAL: Final = MappingProxyType(
 
 def _read(fields: ConfigFields) -> DecoderConfig:
     section = fields.section("text_config")
+    if not section.values():  # made of GGUF's metadata, which has no sections
+        section = fields
     sizes = TEXT.sizes
     assert sizes is not None
     own = sizes.complete(section)
@@ -44,7 +46,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     return evolve(
         shape,
         logit_softcap=None,  # the assistant's class has none, whatever its decoder's config says
-        model_type=fields.text("model_type"),
+        model_type="gemma4_assistant",
         tie_embeddings=fields.flag("tie_word_embeddings", True),
         assistant=_read_assistant(fields, shape.vocab_size),
     )
@@ -70,5 +72,6 @@ def _read_assistant(fields: ConfigFields, vocab_size: int) -> AssistantConfig:
 FAMILY = DecoderFamily(
     architectures=("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
     read=_read,
+    reads_layer_config=True,
     names=tuple(evolve(names, unused=AssistantNames().prefixes) for names in TEXT.names),
 )

@@ -209,6 +209,11 @@ class GgufArchitecture:
             return top_name and f"{top_name}.{kind}"
         return None
 
+    @property
+    def beside_body(self) -> frozenset[str]:
+        """Return Hugging Face names of tensors beside the decoder, without their endings."""
+        return frozenset(name for name in self.top_names.values() if not name.startswith((self.body, "lm_head")))
+
     def moves_values(self, name: str) -> bool:
         """Return whether a matrix's rows or columns are in another order than Hugging Face's, not only within heads.
 

@@ -10,7 +10,7 @@ from typing import Any
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.weights.gguf.encoders import ENCODERS
 from paged_sdk.weights.gguf.families import FAMILIES, biases_of, delta_config, norm_eps
-from paged_sdk.weights.gguf.gemma4 import gemma4_config
+from paged_sdk.weights.gguf.gemma4 import gemma4_assistant_config, gemma4_config
 from paged_sdk.weights.gguf.model import WITHOUT_ATTENTION, GgufModel
 from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
 from paged_sdk.weights.gguf.rope import check_positions, rope_scaling, rope_sections
@@ -319,6 +319,7 @@ _FAMILIES: Mapping[str, Callable[[GgufModel], dict[str, Any]]] = MappingProxyTyp
         "gemma3": _gemma3,
         "gemma-embedding": _gemma_embedding,
         "gemma4": gemma4_config,
+        "gemma4-assistant": gemma4_assistant_config,
         **FAMILIES,
         **ENCODERS,
     }

@@ -106,7 +106,7 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
     if config.num_image_layers:
         values["n_deepstack_layers"] = config.num_image_layers
     values |= _factors(config, name)
-    if name == "gemma4":
+    if name in ("gemma4", "gemma4-assistant"):
         if (reason := why_not_gemma4(config)) is not None:
             raise not_writable(config, f"of GGUF's Gemma 4, {reason}")
         values |= gemma4_metadata(config)

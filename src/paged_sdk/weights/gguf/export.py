@@ -227,7 +227,7 @@ def _rope_tensors(
 ) -> dict[str, GgufMatrix]:
     rope = global_rope(config)
     tensors: dict[str, Iterable[float]] = {}
-    if architecture.model_type == "gemma4_text":
+    if architecture.model_type in ("gemma4_text", "gemma4_assistant"):
         tensors[DIVISORS] = gemma4_divisors(config).tolist()
     elif divisors is not None:
         tensors[DIVISORS] = divisors.tolist()

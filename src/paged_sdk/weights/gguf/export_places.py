@@ -130,7 +130,7 @@ def _plain_name(name: str, names: CheckpointNames, architecture: GgufArchitectur
         if parent == own:
             return f"{mtp}{_MTP_OF_STEM[stem]}.{kind}"
     if not name.startswith(names.body):
-        return None
+        return name if parent in architecture.beside_body else None
     plain = f"{architecture.body}{name.removeprefix(names.body)}"
     layer = plain.removeprefix(f"{architecture.body}{architecture.layers}.").partition(".")[0]
     if not layer.isdecimal() or int(layer) < num_layers:

@@ -12,7 +12,7 @@ from paged_sdk.config.rope import RopeConfig, RopeKind
 from paged_sdk.errors import shown
 from paged_sdk.weights.gguf.model import GgufModel
 
-__all__ = ["gemma4_config", "gemma4_divisors", "gemma4_metadata", "why_not_gemma4"]
+__all__ = ["gemma4_assistant_config", "gemma4_config", "gemma4_divisors", "gemma4_metadata", "why_not_gemma4"]
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _NOT_ROTATED: Final = 1e30  # the converter's divisor of frequencies that are 0
@@ -31,12 +31,12 @@ def gemma4_config(model: GgufModel) -> dict[str, Any]:
     full_size, size = model.head_dim, model.integer("attention.key_length_swa")
     for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
         if model.integer(key, size) != size:
-            raise model.unsupported(f"metadata gemma4.{key} other than attention.key_length_swa = {size}")
+            raise model.unsupported(f"metadata {model.architecture}.{key} other than attention.key_length_swa = {size}")
     num_shared = model.integer("attention.shared_kv_layers", 0, minimum=0)
     own = model.num_layers - num_shared
     wide = [2 * sizes[0] if layer >= own else sizes[0] for layer in range(model.num_layers)]
     if sizes not in (wide, [sizes[0]] * model.num_layers):
-        raise model.unsupported(f"metadata gemma4.feed_forward_length = {shown(sizes)}")
+        raise model.unsupported(f"metadata {model.architecture}.feed_forward_length = {shown(sizes)}")
     full = [layer for layer in range(own) if not windowed[layer]]
     first_windowed = windowed.index(True) if any(windowed) else 0
     config: dict[str, Any] = {
@@ -81,6 +81,15 @@ def gemma4_config(model: GgufModel) -> dict[str, Any]:
     return config
 
 
+def gemma4_assistant_config(model: GgufModel) -> dict[str, Any]:
+    """Return the fields of config.json that an assistant of Gemma 4 has besides those of all models. In a checkpoint of
+    transformers, most are in a section of their own.
+
+    :raises CheckpointError: see :func:`gemma4_config`; :class:`UnsupportedArchitectureError` likewise
+    """
+    return gemma4_config(model) | {"backbone_hidden_size": model.integer("embedding_length_out")}
+
+
 def _rotated_share(model: GgufModel, head_dim: int) -> float:
     """Return the share of the frequencies that rotate, in layers with full attention."""
     divisors = model.factors(_DIVISORS, head_dim)
@@ -118,6 +127,11 @@ def gemma4_metadata(config: DecoderConfig) -> dict[str, Any]:
     }
     if config.logit_softcap is not None:
         values["final_logit_softcapping"] = float(config.logit_softcap)
+    if config.assistant is not None:
+        values |= {
+            "embedding_length_out": config.assistant.target_size,
+            "nextn_predict_layers": config.num_layers,
+        }
     return values
 
 
@@ -141,9 +155,8 @@ def why_not_gemma4(config: DecoderConfig) -> str | None:
         "it has no scaling of rotary embeddings": any(rope.kind is not RopeKind.DEFAULT for rope in config.ropes),
         "it has one size of heads for layers with windows, and one for the others": len(by_kind) > 2
         or len({is_full for _, is_full in by_kind}) < len(by_kind),
-        "its layers share the keys of the last two others": any(
-            shape.kv_layer not in sources for shape in shapes[first_shared:]
-        ),
+        "its layers share the keys of the last two others": config.assistant is None
+        and any(shape.kv_layer not in sources for shape in shapes[first_shared:]),
         "its layers with windows rotate whole heads": any(
             rope.inv_freq_divisors for rope, width in zip(config.ropes, windows, strict=True) if width is not None
         ),

@@ -33,8 +33,11 @@ _IN_ALL_LAYERS: Final = MappingProxyType(
 )
 """A norm that every layer has, of architectures in which only some layers have attention."""
 
-_DIFFER: Final = frozenset({"gemma4"})
+_DIFFER: Final = frozenset({"gemma4", "gemma4-assistant"})
 """Architectures whose layers may have different numbers of heads and sizes of MLPs."""
+
+_ASSISTANTS: Final = frozenset({"gemma4-assistant"})
+"""Architectures of models that only draft: by their metadata, all of their layers predict further tokens."""
 
 
 @frozen
@@ -124,7 +127,7 @@ class GgufModel:
     @property
     def num_layers(self) -> int:
         """Return the number of layers, without those that predict further tokens (MTP), which come last."""
-        further = self.integer("nextn_predict_layers", 0, minimum=0)
+        further = 0 if self.architecture in _ASSISTANTS else self.integer("nextn_predict_layers", 0, minimum=0)
         count = self.integer("block_count") - further
         if count < 1:
             raise self.malformed(f"all of its {count + further} layers are to predict further tokens")

@@ -190,6 +190,13 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
                 "per_layer_proj_norm": "model.per_layer_projection_norm",
             },
         ),
+        "gemma4-assistant": GgufArchitecture(
+            model_type="gemma4_assistant",
+            block_names=ATTENTION | QK_NORM | SANDWICH_NORMS | MLP,
+            bare_names=_BARE_GEMMA4,
+            top_names=TOP_NAMES
+            | {"nextn.pre_projection": "pre_projection", "nextn.post_projection": "post_projection"},
+        ),
         "gemma": GgufArchitecture(model_type="gemma", block_names=ATTENTION | PRE_NORM | MLP, norm_offset=1.0),
         "granite": GgufArchitecture(
             model_type="granite",

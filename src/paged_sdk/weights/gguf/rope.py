@@ -32,7 +32,7 @@ ROPE_TENSORS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "llama": (DIVISORS, LONG_FACTORS, SHORT_FACTORS),
         "phi3": (LONG_FACTORS, SHORT_FACTORS),
-        **dict.fromkeys(("apertus", "exaone4", "exaone-moe", "gemma4"), (DIVISORS,)),
+        **dict.fromkeys(("apertus", "exaone4", "exaone-moe", "gemma4", "gemma4-assistant"), (DIVISORS,)),
     }
 )
 """The tensors of rotary factors that llama.cpp reads, by architecture."""
