@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma4AssistantConfig,
     Gemma4AssistantForCausalLM,
@@ -18,10 +20,9 @@ from transformers import (
 
 from tiny import COMMON, VOCAB_SIZE, make_other_checkpoint
 
-__all__ = ["ASSISTANTS", "TARGETS", "WINDOW", "AssistantReference", "make_assistant", "make_target"]
+__all__ = ["CLUSTERS", "TARGETS", "AssistantReference", "make_assistant", "make_target"]
 
-WINDOW: Final = 16
-_LAYERS: Final[dict[str, Any]] = {"head_dim": 32, "global_head_dim": 64, "sliding_window": WINDOW}
+_LAYERS: Final[dict[str, Any]] = {"head_dim": 32, "global_head_dim": 64, "sliding_window": 16}
 TARGETS: Final[dict[str, dict[str, Any]]] = {
     "shared keys": _LAYERS
     | {
@@ -42,24 +43,23 @@ TARGETS: Final[dict[str, dict[str, Any]]] = {
 }
 """Fields of the targets' configs, like those of E2B and of 31B."""
 _OWN: Final[dict[str, Any]] = {
+    **{name: value for name, value in COMMON.items() if "head" not in name and name != "vocab_size"},
+    "num_attention_heads": 4,
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
-    "sliding_window": WINDOW,
     "hidden_size_per_layer_input": 0,
     "vocab_size_per_layer_input": 0,
     "num_kv_shared_layers": 4,
     "tie_word_embeddings": True,
 }
-_PLAIN: Final[dict[str, Any]] = {}
-_CLUSTERS: Final[dict[str, Any]] = {
+CLUSTERS: Final[dict[str, Any]] = {
     "use_ordered_embeddings": True,
     "num_centroids": VOCAB_SIZE // 16,
     "centroid_intermediate_top_k": 3,
 }
-ASSISTANTS: Final[dict[str, dict[str, Any]]] = {"shared keys": _CLUSTERS, "values that are keys": _PLAIN}
-"""Fields of their assistants' configs."""
+"""Fields of the configs of assistants whose tokens are clustered, like those of E2B's."""
 
 
 def make_target(kind: str, directory: Path, **config: Any) -> Path:
@@ -67,20 +67,30 @@ def make_target(kind: str, directory: Path, **config: Any) -> Path:
     return make_other_checkpoint("gemma4_text", directory, **(TARGETS[kind] | config))
 
 
-def make_assistant(kind: str, directory: Path, **config: Any) -> Path:
-    """Write a checkpoint of an assistant of random weights for such a model. It has no tokenizer.
+def make_assistant(target: Path, directory: Path, **config: Any) -> Path:
+    """Write a checkpoint of an assistant of random weights for a model. It has no tokenizer.
 
-    :param config: fields of its config besides :data:`ASSISTANTS`'s
+    :param config: fields of its config, such as :data:`CLUSTERS`
     """
-    heads = {name: value for name, value in TARGETS[kind].items() if "head" in name or name.startswith("attention")}
-    text = Gemma4TextConfig(**(COMMON | heads | _OWN))
-    read = Gemma4AssistantConfig(text_config=text, backbone_hidden_size=64, **(ASSISTANTS[kind] | config))
-    with torch.random.fork_rng(devices=[]):
+    there = AutoConfig.from_pretrained(target).get_text_config()
+    windowed, full = (
+        there.per_layer_config[there.layer_types.index(f"{kind}_attention")] for kind in ("sliding", "full")
+    )
+    make: Any = Gemma4TextConfig  # its annotations leave out what differs from layer to layer
+    text = make(
+        **_OWN,
+        vocab_size=there.vocab_size,
+        sliding_window=there.sliding_window,
+        head_dim=windowed.head_dim,
+        num_key_value_heads=windowed.num_key_value_heads,
+        per_layer_config={3: {"head_dim": full.head_dim, "num_key_value_heads": full.num_key_value_heads}},
+    )
+    read = Gemma4AssistantConfig(text_config=text, backbone_hidden_size=there.hidden_size, **config)
+    with torch.random.fork_rng(devices=[]), _sharing_all_layers():
         torch.manual_seed(2)
-        with _sharing_all_layers():
-            model: Any = Gemma4AssistantForCausalLM(read)
+        model: Any = Gemma4AssistantForCausalLM(read)
         if model.masked_embedding is not None:
-            model.masked_embedding.token_ordering.copy_(torch.randperm(VOCAB_SIZE))
+            model.masked_embedding.token_ordering.copy_(torch.randperm(there.vocab_size))
         for name, tensor in model.named_parameters():
             if "norm" in name:
                 tensor.data += 0.3 * torch.randn_like(tensor)
@@ -116,23 +126,49 @@ class AssistantReference:
         with _sharing_all_layers():
             self._assistant: Any = Gemma4AssistantForCausalLM.from_pretrained(assistant, dtype=torch.float32)
 
-    @torch.inference_mode()
     def likeliest(self, token_ids: list[int], drafts: list[int]) -> int:
         """Return the token that the assistant finds likeliest after a text and drafts after it."""
+        return int(self._output(token_ids, drafts).logits[0, -1].argmax())
+
+    def likeliest_of_all(self, token_ids: list[int], drafts: list[int]) -> int:
+        """Return the likeliest token whatever clusters score best."""
+        masked, self._assistant.config.use_ordered_embeddings = self._assistant.config.use_ordered_embeddings, False
+        found = self.likeliest(token_ids, drafts)
+        self._assistant.config.use_ordered_embeddings = masked
+        return found
+
+    def verified(self, prompt: list[int], tokens: list[int], *, most: int, max_tokens: int) -> tuple[int, int]:
+        """Return how many tokens are drafted, and how many of these are right, on the way to a text.
+
+        :param tokens: what comes after the prompt
+        :param most: drafts per step
+        :param max_tokens: after which the text ends: none is drafted beyond
+        """
+        done, num_drafted, num_right = 1, 0, 0  # the first token comes from the prompt
+        while done < len(tokens):
+            drafts: list[int] = []
+            for _ in range(min(most, max_tokens - done - 1)):
+                drafts.append(self.likeliest(prompt + tokens[:done], drafts))
+            pairs = zip(drafts, tokens[done:], strict=False)
+            right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            num_drafted, num_right, done = num_drafted + len(drafts), num_right + right, done + right + 1
+        return num_drafted, num_right
+
+    @torch.inference_mode()
+    def _output(self, token_ids: list[int], drafts: list[int]) -> Any:
         made = self.target(
             torch.tensor([token_ids[:-1]]), output_hidden_states=True, return_shared_kv_states=True, use_cache=False
         )
         shared = dict(made.shared_kv_states)
         # Of layers with windows, the keys that the target's own layer sees at the token before the last one.
-        shared["sliding_attention"] = tuple(each[:, :, -WINDOW:] for each in shared["sliding_attention"])
+        window = self.target.config.sliding_window
+        shared["sliding_attention"] = tuple(each[:, :, -window:] for each in shared["sliding_attention"])
         state, table = made.hidden_states[-1][:, -1:], self.target.get_input_embeddings()
         for token in (token_ids[-1], *drafts):
-            both = torch.cat((table(torch.tensor([[token]])), state), -1)
             output = self._assistant(
-                inputs_embeds=both,
+                inputs_embeds=torch.cat((table(torch.tensor([[token]])), state), -1),
                 position_ids=torch.tensor([[len(token_ids) - 1]]),
                 shared_kv_states=shared,
             )
             state = output.last_hidden_state
-        self.last_logits = output.logits[0, -1]
-        return int(output.logits[0, -1].argmax())
+        return output

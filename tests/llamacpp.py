@@ -25,6 +25,8 @@ class Answer:
 
     tokens: list[int]
     logprobs: Mapping[int, float]
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 class LlamaCpp:
@@ -34,10 +36,16 @@ class LlamaCpp:
 
     :param mmproj: the file of its image encoder
     :param reads: what an encoder's file is for: vectors of texts, or to rank them; None: it generates text
+    :param assistant: the file of an assistant that drafts three tokens at a time; None: nothing drafts
     """
 
     def __init__(
-        self, path: Path, mmproj: Path | None = None, *, reads: Literal["vectors", "ranks"] | None = None
+        self,
+        path: Path,
+        mmproj: Path | None = None,
+        *,
+        reads: Literal["vectors", "ranks"] | None = None,
+        assistant: Path | None = None,
     ) -> None:
         xllamacpp: Any = pytest.importorskip("xllamacpp")
         params = xllamacpp.CommonParams()
@@ -51,19 +59,28 @@ class LlamaCpp:
         params.embedding = reads is not None
         if reads == "ranks":
             params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
+        if assistant is not None:
+            params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_MTP]
+            drafter = params.speculative.draft
+            drafter.mparams.path, drafter.n_max, drafter.cpuparams.n_threads = str(assistant), 3, 1
+            drafter.cache_type_k = drafter.cache_type_v = params.cache_type_k
         params.warmup, params.fit_params, params.cache_ram_mib, params.verbosity = False, False, 0, -1
         self._server = xllamacpp.Server(params)
 
-    def complete(self, prompt: Sequence[int], count: int, *, banned: Sequence[int] = ()) -> Answer:
+    def complete(
+        self, prompt: Sequence[int], count: int, *, banned: Sequence[int] = (), temperature: float = 0.0
+    ) -> Answer:
         """Go on after a prompt.
 
         :param count: how many tokens to say
         :param banned: tokens that are never said
+        :param temperature: above 0: tokens are drawn, each time the same ones
         """
         wanted = {
             "prompt": list(prompt),
             "max_tokens": count,
-            "temperature": 0.0,
+            "temperature": temperature,
+            "seed": 1,
             "logit_bias": [[token, False] for token in banned],
             "logprobs": 8,
             "cache_prompt": False,
@@ -73,7 +90,9 @@ class LlamaCpp:
         answer = self._server.handle_completions(wanted)
         verbose = answer["__verbose"]
         first = verbose["completion_probabilities"][0]["top_logprobs"] if verbose["completion_probabilities"] else ()
-        return Answer(verbose["tokens"], {each["id"]: each["logprob"] for each in first})
+        logprobs, timings = {each["id"]: each["logprob"] for each in first}, verbose["timings"]
+        drafted, accepted = (timings.get(key, 0) for key in ("draft_n", "draft_n_accepted"))
+        return Answer(verbose["tokens"], logprobs, drafted, accepted)
 
     def look(self, before: str, image: bytes, after: str, count: int) -> tuple[int, Answer]:
         """Go on after a prompt with an image.

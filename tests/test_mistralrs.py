@@ -648,7 +648,6 @@ def test_fields_that_only_completions_refuse() -> None:
 # Parameters of mistral.rs 0.9.2 whose features this version does not have, with their defaults there.
 RUNNER = dict.fromkeys(
     [
-        "mtp_model",
         "num_device_layers",
         "anymoe_config",
         "search_embedding_model",

@@ -11,7 +11,17 @@ from attrs import asdict, evolve, frozen
 
 import tiny
 from adapter_files import ALL, write_adapter
-from combinations.families import OTHERS, RECURRENT, STATEFUL, VISION, WITH_MTP, is_fused, make_checkpoint
+from assistant_checkpoints import make_assistant
+from combinations.families import (
+    OTHERS,
+    RECURRENT,
+    STATEFUL,
+    VISION,
+    WITH_ASSISTANT,
+    WITH_MTP,
+    is_fused,
+    make_checkpoint,
+)
 from drafting import FreeSteps, NoDrafts, drafting, drafting_model
 from paged_sdk import (
     IsqType,
@@ -21,18 +31,19 @@ from paged_sdk import (
     PagedCacheType,
     SpeculativeConfig,
     TextModelBuilder,
+    TextSpeculativeBuilder,
     VisionModelBuilder,
 )
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
 from paged_sdk.engine.engine import Engine
-from paged_sdk.runner.mtp_drafts import MtpDrafts
+from paged_sdk.runner.layer_drafts import LayerDrafts
 from paged_sdk.scheduler.draft_account import DraftAccount
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.speculative.forced_tokens import ForcedTokens
 from paged_sdk.speculative.several_proposers import SeveralProposers
 
-__all__ = ["RANKING_TOKENS", "AdapterContent", "Checkpoints", "Configuration", "build_model", "mtp_of"]
+__all__ = ["RANKING_TOKENS", "AdapterContent", "Checkpoints", "Configuration", "build_model", "layer_drafts_of"]
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _TYPES: Final = ("Q4_0", "Q5_1", "Q8_0", "Q4K", "Q6K", "HQQ4", "AFQ4", "FP8", "NF4", "INT8")
@@ -50,6 +61,7 @@ _PROPOSERS: Final = (
     "all of them",
 )
 _MTP: Final = "its own layer"
+_ASSISTANT: Final = "an assistant"
 _OF_HEAD: Final = "of the head"
 _OF_EMBEDDINGS: Final = "of the embeddings"
 _ADAPTER_KINDS: Final = ("plain", "decomposed", "small", "activated", _OF_HEAD, _OF_EMBEDDINGS)
@@ -143,7 +155,8 @@ class Configuration:
         is_coarse = cache != _CONTIGUOUS and is_fused(family)
         weights = rng.choice((*_DTYPES, *rng.sample(_TYPES, 3))) if is_coarse else "float32"
         has_prefix_cache = rng.random() < 0.75
-        proposer = rng.choice((*_PROPOSERS, *[_MTP] * 4) if family in WITH_MTP else _PROPOSERS)
+        own = _MTP if family in WITH_MTP else _ASSISTANT if family in WITH_ASSISTANT else None
+        proposer = rng.choice(_PROPOSERS if own is None else (*_PROPOSERS, *[own] * 4))
         stores = cache != _CONTIGUOUS and family not in STATEFUL
         return cls(
             family=family,
@@ -254,7 +267,7 @@ class Configuration:
                 return NoDrafts()
             case "forced tokens":
                 return ForcedTokens(NoDrafts())
-            case "suffix" | "its own layer":
+            case "suffix" | "its own layer" | "an assistant":
                 return ForcedTokens(drafting(self.gamma))
             case "itself" if not self.takes_images:
                 drafter = checkpoints.base(self)
@@ -282,18 +295,23 @@ def build_model(
     builder = configuration.builder(checkpoints)
     for name, content in adapters.items():
         builder = builder.with_adapter(checkpoints.adapter(content, configuration), name=name)
-    parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
-    if (layer := mtp_of(parts.engine)) is not None:
-        # What the text has no draft for, the layer drafts, whatever that costs.
-        layer._times, layer._balance = FreeSteps(), DraftAccount(FreeSteps()).open_balance()
-        parts.engine._proposer = SeveralProposers((proposer, layer))
+    settings = builder.settings
+    if configuration.proposer == _ASSISTANT:
+        assistant = TextModelBuilder(checkpoints.assistant(configuration))
+        config = SpeculativeConfig(gamma=configuration.gamma)
+        settings = TextSpeculativeBuilder(builder, assistant, config).settings
+    parts = load_parts(builder.source, settings, read_environment({}), proposer=proposer)
+    if (layers := layer_drafts_of(parts.engine)) is not None:
+        # What the text has no draft for, the layers draft, whatever that costs.
+        layers._times, layers._balance = FreeSteps(), DraftAccount(FreeSteps()).open_balance()
+        parts.engine._proposer = SeveralProposers((proposer, layers))
     return Model(parts)
 
 
-def mtp_of(engine: Engine) -> MtpDrafts | None:
-    """Return what drafts with the model's own layer for multi-token prediction."""
+def layer_drafts_of(engine: Engine) -> LayerDrafts[Any, Any] | None:
+    """Return what drafts with layers beside the model: its own for multi-token prediction, or an assistant's."""
     runner: Any = engine._runner
-    found: MtpDrafts | None = runner._step_runner.drafts
+    found: LayerDrafts[Any, Any] | None = runner._step_runner.drafts
     return found
 
 
@@ -315,6 +333,12 @@ class Checkpoints:
         if not directory.exists():
             make_checkpoint(configuration.family, directory, **configuration.overrides)
         return directory
+
+    def assistant(self, configuration: Configuration) -> Path:
+        """Return the assistant of a configuration's model."""
+        target = self.base(configuration)
+        directory = self._directory / f"assistant-of-{target.name}"
+        return directory if directory.exists() else make_assistant(target, directory)
 
     def drafter(self, vocab_size: int = tiny.VOCAB_SIZE) -> Path:
         """Return a model that guesses otherwise."""

@@ -15,10 +15,12 @@ from paged_sdk import ConfigError, MemoryGpuConfig, PagedAttentionMeta, TextMode
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
 
-__all__ = ["OTHERS", "RECURRENT", "STATEFUL", "VISION", "WITH_MTP", "is_fused", "make_checkpoint"]
+__all__ = ["OTHERS", "RECURRENT", "STATEFUL", "VISION", "WITH_ASSISTANT", "WITH_MTP", "is_fused", "make_checkpoint"]
 
 WITH_MTP: Final = ("qwen3_5_text", "qwen3_next", "glm4_moe", "qwen3_5")
 """Families whose checkpoints have a layer for multi-token prediction here."""
+WITH_ASSISTANT: Final = ("gemma4_text", "gemma4")
+"""Families that an assistant drafts for here."""
 VISION: Final = ("llava", "qwen2_vl", "gemma3", "qwen3_5", "mistral3", "qwen3_vl", "gemma4")
 _MAMBA: Final = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
 RECURRENT: Final[Mapping[str, Mapping[str, Any]]] = {

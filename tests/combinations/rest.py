@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import soak
-from combinations.configuration import mtp_of
+from combinations.configuration import layer_drafts_of
 from paged_sdk import Model
 from paged_sdk.engine.engine import Engine
 from paged_sdk.kv.paged import KvCacheManager
@@ -34,8 +34,8 @@ async def problems_at_rest(model: Model, proposer: Proposer) -> list[str]:
     if adapters._bank is not None:
         report.expect(not adapters._bank._loras, f"adapters are left: {adapters._bank._loras}")
     worker: Any = model._worker
-    if (layer := mtp_of(worker._engine)) is not None:
-        report.expect(layer.num_followed <= 1, f"the layer follows {layer.num_followed} texts")
+    if (layers := layer_drafts_of(worker._engine)) is not None:
+        report.expect(layers.num_followed <= 1, f"the layers follow {layers.num_followed} texts")
     for drafter in _draft_models(proposer):  # it is told of the last text's end with the next step
         report.expect(drafter.num_followed <= 1, f"{drafter.num_followed} texts are followed")
 

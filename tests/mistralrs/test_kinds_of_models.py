@@ -16,6 +16,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 import tiny
+from assistant_checkpoints import make_assistant, make_target
 from mmproj_files import write_vision_gguf
 from mtp_checkpoints import make_mtp_checkpoint
 from paged_sdk import (
@@ -155,6 +156,23 @@ def test_a_models_own_layer_drafts(tmp_path: Path) -> None:
             Runner(which, mtp_n_predict=3, **others)
     with pytest.raises(ConfigError, match="mtp_n_predict = 0 is not allowed"):
         Runner(which, mtp_n_predict=0)
+
+
+def test_an_assistant_drafts(tmp_path: Path) -> None:
+    target = make_target("shared keys", tmp_path / "target")
+    which, assistant = Which.Plain(str(target)), str(make_assistant(target, tmp_path / "assistant"))
+    with Runner(which) as plain, Runner(which, mtp_model=assistant, mtp_n_predict=3) as drafted:
+        assert drafted._model.config.gamma == 3
+        assert say(drafted, max_tokens=24) == say(plain, max_tokens=24)
+        assert drafted._model.stats().drafted_tokens
+    others: dict[str, Any]
+    for others in ({"which_draft": which}, {"speculative_gamma": 4}):
+        with pytest.raises(ConfigError, match=r"mtp_model = .* is not allowed: expected None beside"):
+            Runner(which, mtp_model=assistant, **others)
+    with pytest.raises(ConfigError, match="mtp_n_predict = 0 is not allowed"):
+        Runner(which, mtp_model=assistant, mtp_n_predict=0)
+    with pytest.raises(ConfigError, match="mtp_model = 1 is not allowed: expected a directory, a file or a Hub id"):
+        Runner(which, mtp_model=1)  # type: ignore[arg-type]
 
 
 def test_a_draft_model_changes_no_text(which: Any, runner: Runner, tiny_checkpoint: Path) -> None:

@@ -234,8 +234,6 @@ def _speculating(builder: Builder, options: EngineOptions) -> AnyBuilder:
         return builder.with_speculation(evolve(config, mtp=options.mtp)) if is_asked else builder
     if options.mtp:
         raise typer.BadParameter("--mtp and --draft-model exclude each other")
-    if isinstance(builder, VisionModelBuilder):
-        raise typer.BadParameter("a model that takes images and --draft-model exclude each other")
     is_gguf = options.draft_model.lower().endswith("gguf") or _holds_gguf(options.draft_model)
     draft = GgufModelBuilder(options.draft_model) if is_gguf else TextModelBuilder(options.draft_model)
     return TextSpeculativeBuilder(builder, draft, config)

@@ -405,7 +405,7 @@ class EngineOptions:
         str | None,
         typer.Option(
             "--draft-model",
-            help="A smaller model with the same vocabulary, for speculative decoding.",
+            help="A smaller model with the same vocabulary, or the model's assistant, for speculative decoding.",
             rich_help_panel=ENGINE,
         ),
         Setting("draft"),

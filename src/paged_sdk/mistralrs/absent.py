@@ -33,7 +33,6 @@ _IMAGES: Final = "no images are made"
 _MAPPING: Final = "a model lies on one device, or where a topology file says"
 _MATFORMER: Final = "no slices are taken of a model"
 _MCP: Final = "there is no client of MCP servers: call them in a tool (tool_callbacks)"
-_MTP: Final = "drafts come from the model's own layer (mtp_n_predict), which_draft, or the text (speculative_gamma)"
 _SEARCH: Final = "there is no web search: give the model a tool (tool_callbacks) that searches"
 _SESSIONS: Final = "a conversation is the messages of a request: the program keeps them"
 _SPEECH: Final = "no speech is made"
@@ -89,7 +88,6 @@ PARAMETERS: Final = MappingProxyType(
             *_all("matformer_config_path matformer_slice_name", _MATFORMER),
             *_all("max_edge", "images are resized as the checkpoint says"),
             *_all("mcp_client_config", _MCP),
-            *_all("mtp_model", _MTP),
             *_all("no_kv_cache", "every text has its keys and values kept"),
             *_all("revision", "an adapter of the hub is its repository's main branch; a directory holds any other"),
             *_all("session_id", _SESSIONS),

@@ -64,7 +64,9 @@ class Runner:
     :param tool_callbacks: functions that run tools, by name: each gets the tool's name and arguments, and returns a
         text for the model, in the thread that waits for the answer. The answer comes once the model calls none of them
         any more; calls of tools without a callback are returned to the program
-    :param mtp_n_predict: maximum number of draft tokens at a time from the model's own layer for multi-token prediction
+    :param mtp_model: a directory, file or Hub id of an assistant that drafts for this model (Gemma 4)
+    :param mtp_n_predict: maximum number of draft tokens at a time from the assistant, default 16; without one, from the
+        model's own layer for multi-token prediction
     :param which_draft: a draft model: a smaller one with the same vocabulary; mistral.rs had it before 0.7
     :param speculative_gamma: maximum number of draft tokens at a time; default 32 with a draft model. Without one,
         drafts come from the text itself
@@ -81,7 +83,7 @@ class Runner:
         no_kv_cache: bool = False,
         prefix_cache_n: int | None = DEFAULT_PREFIX_CACHE_N,
         token_source: str = "cache",
-        mtp_model: None = None,
+        mtp_model: str | None = None,
         mtp_n_predict: int | None = None,
         chat_template: str | None = None,
         jinja_explicit: str | None = None,
@@ -111,7 +113,6 @@ class Runner:
         check_switches(no_paged_attn=no_paged_attn, paged_attn=paged_attn)
         refuse_settings(default=False, no_kv_cache=no_kv_cache, enable_search=enable_search)
         refuse_settings(
-            mtp_model=mtp_model,
             num_device_layers=num_device_layers,
             anymoe_config=anymoe_config,
             search_embedding_model=search_embedding_model,
@@ -144,7 +145,7 @@ class Runner:
         self._generations = Generations(sources, adapter_limits(which))
         callbacks, seed = checked_callbacks(tool_callbacks), SamplingParams(seed=seed).seed
         self._which = which
-        whole = with_speculation(builder, which_draft, speculative_gamma, mtp_n_predict)
+        whole = with_speculation(builder, which_draft, speculative_gamma, mtp_n_predict, mtp_model)
         self._residence = Residence(lambda: BlockingModel(whole.build()), when_reloaded=self._generations.reset)
         self._answers = Answers(self._residence.model, self._generations, callbacks, seed=seed)
         try:

@@ -11,11 +11,13 @@ from attrs import evolve
 from paged_sdk import (
     BlockingModel,
     ConfigError,
+    GgufModelBuilder,
     IsqType,
     LayerTopology,
     MemoryGpuConfig,
     PagedAttentionMeta,
     SpeculativeConfig,
+    TextModelBuilder,
     TextSpeculativeBuilder,
     Topology,
     VisionModelBuilder,
@@ -86,16 +88,31 @@ def quantized(builder: Builder, which: Which, in_situ_quant: str | None) -> Buil
 
 
 def with_speculation(
-    builder: Builder, draft: Which | None, gamma: int | None, mtp_n_predict: int | None = None
+    builder: Builder,
+    draft: Which | None,
+    gamma: int | None,
+    mtp_n_predict: int | None = None,
+    mtp_model: str | None = None,
 ) -> Builder | TextSpeculativeBuilder:
     """Return the builder with speculative decoding.
 
-    :param mtp_n_predict: most drafts of the model's own layer for multi-token prediction; None: it does not draft
-    :raises ConfigError: ``draft`` is not a model, or one of the two models takes images
+    :param mtp_n_predict: most drafts of an assistant, or else of the model's own layer for multi-token prediction;
+        None: such a layer does not draft
+    :param mtp_model: a directory, file or Hub id of an assistant; None: there is none
+    :raises ConfigError: ``draft`` is not a model, or one of the two models takes images; or settings that contradict
+        each other
     """
+    for setting, value in (("mtp_n_predict", mtp_n_predict), ("mtp_model", mtp_model)):
+        if value is not None and (draft is not None or gamma is not None):
+            raise ConfigError.of(setting, value, "None beside which_draft or speculative_gamma")
+    if mtp_model is not None:
+        if not isinstance(mtp_model, str):
+            raise ConfigError.of("mtp_model", mtp_model, "a directory, a file or a Hub id")
+        make = GgufModelBuilder if mtp_model.lower().endswith("gguf") else TextModelBuilder
+        assistant = make(mtp_model).with_token_source(builder.settings.token_source)
+        most = SpeculativeConfig().gamma if mtp_n_predict is None else mtp_n_predict
+        return TextSpeculativeBuilder(builder, assistant, _speculation(most, "mtp_n_predict"))
     if mtp_n_predict is not None:
-        if draft is not None or gamma is not None:
-            raise ConfigError.of("mtp_n_predict", mtp_n_predict, "None beside which_draft or speculative_gamma")
         return builder.with_speculation(_speculation(mtp_n_predict, "mtp_n_predict", mtp=True))
     if draft is None:
         return builder if gamma is None else builder.with_speculation(_speculation(gamma))
