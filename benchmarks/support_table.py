@@ -46,6 +46,7 @@ IMAGES: Final = "<!-- table of classes that take images: make support-table -->"
 ENCODERS: Final = "<!-- table of encoders: make support-table -->"
 END: Final = "<!-- end of the table -->"
 
+_ASSISTANTS: Final = ("gemma4_assistant", "gemma4_unified_assistant")
 _CPU: Final = torch.device("cpu")
 _NEW_TOKENS: Final = 12
 PROMPTS: Final = ((5, 9, 33, 120, 77, 41, 8, 250, 16, 93, 11, 61, 28), (100, 7, 7, 64, 19))
@@ -203,7 +204,7 @@ def _rows(outcomes: Sequence[Outcome], class_of: Callable[[str], Any], *, of_ima
         verdict = outcome.verdict
         how = "through transformers' class" if verdict is Verdict.RUNS else f"{verdict.value}: {outcome.reason}"
         if outcome.model_type in native:
-            how = "own decoder"
+            how = "own decoder" + ", to draft for its target" * (outcome.model_type in _ASSISTANTS)
             if of_images and verdict is not Verdict.RUNS and outcome.model_type not in vision_families():
                 how = "own decoder, for text alone"
         rows.append(f"| `{outcome.model_type}` | {class_of(outcome.model_type).__name__} | {how} |")

@@ -171,7 +171,7 @@ def test_an_assistant_drafts(tmp_path: Path) -> None:
             Runner(which, mtp_model=assistant, **others)
     with pytest.raises(ConfigError, match="mtp_n_predict = 0 is not allowed"):
         Runner(which, mtp_model=assistant, mtp_n_predict=0)
-    with pytest.raises(ConfigError, match="mtp_model = 1 is not allowed: expected a directory, a file or a Hub id"):
+    with pytest.raises(ConfigError, match="mtp_model = 1 is not allowed: expected a path or a hub id"):
         Runner(which, mtp_model=1)  # type: ignore[arg-type]
 
 

@@ -49,7 +49,7 @@ def test_families_are_found_by_file_name() -> None:
         *("lighton_ocr", "llava_onevision", "video_llama_3", "vipllava"),  # tests/test_vision_door.py tries these
         *(config.get("model_type", name) for name, config in RECURRENT.items()),
         "gemma3",
-        "gemma4_text",
+        *("gemma4_text", "gemma4_assistant", "gemma4_unified_assistant"),
         "qwen2_vl_text",
         "qwen2_5_vl_text",
         "qwen3_vl_text",

@@ -106,11 +106,8 @@ def with_speculation(
         if value is not None and (draft is not None or gamma is not None):
             raise ConfigError.of(setting, value, "None beside which_draft or speculative_gamma")
     if mtp_model is not None:
-        if not isinstance(mtp_model, str):
-            raise ConfigError.of("mtp_model", mtp_model, "a directory, a file or a Hub id")
-        make = GgufModelBuilder if mtp_model.lower().endswith("gguf") else TextModelBuilder
-        assistant = make(mtp_model).with_token_source(builder.settings.token_source)
         most = SpeculativeConfig().gamma if mtp_n_predict is None else mtp_n_predict
+        assistant = _assistant(mtp_model).with_token_source(builder.settings.token_source)
         return TextSpeculativeBuilder(builder, assistant, _speculation(most, "mtp_n_predict"))
     if mtp_n_predict is not None:
         return builder.with_speculation(_speculation(mtp_n_predict, "mtp_n_predict", mtp=True))
@@ -122,6 +119,14 @@ def with_speculation(
     if isinstance(builder, VisionModelBuilder) or isinstance(other, VisionModelBuilder):
         raise ConfigError.of("which_draft", draft, "None beside a model that takes images, and no such model itself")
     return TextSpeculativeBuilder(builder, other, _speculation(32 if gamma is None else gamma))
+
+
+def _assistant(location: str) -> TextModelBuilder | GgufModelBuilder:
+    is_gguf = isinstance(location, str) and location.lower().endswith("gguf")
+    try:
+        return GgufModelBuilder(location) if is_gguf else TextModelBuilder(location)
+    except ConfigError as error:
+        raise ConfigError.of("mtp_model", location, error.allowed) from None
 
 
 def _speculation(gamma: int, setting: str = "speculative_gamma", *, mtp: bool = False) -> SpeculativeConfig:
