@@ -12,6 +12,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
@@ -20,12 +21,13 @@ from attrs import frozen
 
 from benchmarks.paths import cache_directory
 from benchmarks.protocol import Format
+from benchmarks.random_gemma4 import E2B, write_random_assistant, write_random_e2b
 from benchmarks.random_hybrid import SHAPES, write_random_hybrid
 
 if TYPE_CHECKING:
     from benchmarks.random_gguf import RandomModel
 
-__all__ = ["MODELS", "BenchmarkModel", "benchmark_model", "model_path"]
+__all__ = ["MODELS", "BenchmarkModel", "assistant_path", "benchmark_model", "model_path"]
 
 
 @frozen
@@ -52,7 +54,7 @@ RANDOM_QWEN: Final = "qwen1.5b-random"
 RANDOM_LLAMA: Final = "llama-8b-random"
 MIXTURE: Final = "qwen3-moe-random"
 HYBRIDS: Final = {f"{shape}-random": shape for shape in SHAPES}
-MODELS: Final = ("smollm2", "qwen1.5b", GEMMA, RANDOM_QWEN, RANDOM_LLAMA, MIXTURE, *HYBRIDS)
+MODELS: Final = ("smollm2", "qwen1.5b", GEMMA, E2B, RANDOM_QWEN, RANDOM_LLAMA, MIXTURE, *HYBRIDS)
 """Names of the models that are quantized GGUF files."""
 
 _DTYPES: Final = {"-bf16": "bfloat16", "-f16": "float16"}
@@ -130,7 +132,9 @@ def model_path(name: str) -> Path:
 
             return _random("qwen3-moe", random_mixture)
         case _ if name in HYBRIDS:
-            return _hybrid(HYBRIDS[name])
+            return _written(HYBRIDS[name], partial(write_random_hybrid, HYBRIDS[name]))
+        case _ if name == E2B:
+            return _written("gemma4-e2b", write_random_e2b)
         case _:
             path = Path(name)
             if not path.is_file():
@@ -160,12 +164,26 @@ def _random(name: str, describe: Callable[[], RandomModel]) -> Path:
     return path
 
 
-def _hybrid(shape: str) -> Path:
-    """Return a random model with recurrent layers in Q4_K_M."""
+def _written(shape: str, write: Callable[[Path, Path], None]) -> Path:
+    """Return a random model in Q4_K_M that transformers' class makes.
+
+    :param write: writes it to a path, with the tokenizer of another file
+    """
     path = cache_directory("models") / f"random-{shape}-Q4_K_M.gguf"
     if not path.exists():
         with _replacing(path) as unfinished:
-            write_random_hybrid(shape, unfinished, model_path("smollm2"))
+            write(unfinished, model_path("smollm2"))
+    return path
+
+
+def assistant_path(name: str) -> Path | None:
+    """Return the directory of a model's assistant, written if missing; None: it has none."""
+    if name != E2B:
+        return None
+    path = cache_directory("models") / "random-gemma4-e2b-assistant"
+    if not path.exists():
+        with _replacing(path) as unfinished:
+            write_random_assistant(unfinished)
     return path
 
 

@@ -445,19 +445,18 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
 }
 """By ``model_type``: what every config of the family has, and what it may have beside :data:`_COMMON`."""
 
+_GEMMA4_ASSISTANT: Final = {
+    "text_config": {
+        "model_type": "gemma4_text",
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 0,
+    },
+    "backbone_hidden_size": 1536,
+}
 NEEDED: Final[dict[str, dict[str, Any]]] = {
     "gemma3": {"text_config": {"model_type": "gemma3_text"}},
-    **dict.fromkeys(
-        ("gemma4_assistant", "gemma4_unified_assistant"),
-        {
-            "text_config": {
-                "model_type": "gemma4_text",
-                "hidden_size_per_layer_input": 0,
-                "vocab_size_per_layer_input": 0,
-            },
-            "backbone_hidden_size": 1536,
-        },
-    ),
+    "gemma4_assistant": _GEMMA4_ASSISTANT,
+    "gemma4_unified_assistant": _GEMMA4_ASSISTANT,
     "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},

@@ -83,7 +83,7 @@ class Runner:
         no_kv_cache: bool = False,
         prefix_cache_n: int | None = DEFAULT_PREFIX_CACHE_N,
         token_source: str = "cache",
-        mtp_model: str | None = None,
+        mtp_model: str | PathLike[str] | None = None,
         mtp_n_predict: int | None = None,
         chat_template: str | None = None,
         jinja_explicit: str | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from os import PathLike
 from pathlib import Path
 from typing import Final
 
@@ -92,7 +93,7 @@ def with_speculation(
     draft: Which | None,
     gamma: int | None,
     mtp_n_predict: int | None = None,
-    mtp_model: str | None = None,
+    mtp_model: str | PathLike[str] | None = None,
 ) -> Builder | TextSpeculativeBuilder:
     """Return the builder with speculative decoding.
 
@@ -121,12 +122,12 @@ def with_speculation(
     return TextSpeculativeBuilder(builder, other, _speculation(32 if gamma is None else gamma))
 
 
-def _assistant(location: str) -> TextModelBuilder | GgufModelBuilder:
-    is_gguf = isinstance(location, str) and location.lower().endswith("gguf")
+def _assistant(location: str | PathLike[str]) -> TextModelBuilder | GgufModelBuilder:
     try:
-        return GgufModelBuilder(location) if is_gguf else TextModelBuilder(location)
+        builder = TextModelBuilder(location)
     except ConfigError as error:
         raise ConfigError.of("mtp_model", location, error.allowed) from None
+    return GgufModelBuilder(location) if builder.source.location.lower().endswith("gguf") else builder
 
 
 def _speculation(gamma: int, setting: str = "speculative_gamma", *, mtp: bool = False) -> SpeculativeConfig:
