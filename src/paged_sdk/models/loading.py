@@ -73,10 +73,14 @@ def load_model(
         shard=shard,
         group=group,
     )
+    # Of clustered tokens, thousands of rows are looked up for a draft: packed rows, 16 to a panel, take three times as
+    # long.
+    clustered = shape.assistant is not None and shape.assistant.num_clusters > 0
+    tables = loader.decoding() if clustered else loader
     rank_head = load_rank_head(loader.at(places.layers[-1]), shape) if ranks_texts(config) else None
     with loading_threads(num_threads) as pool:
         # The largest matrices first, so that none is left to load alone at the end.
-        table = pool.submit(_load_embedding, loader, shape, names)
+        table = pool.submit(_load_embedding, tables, shape, names)
         inputs = pool.submit(load_layer_inputs, loader, shape, names)
         is_shared = shape.tie_embeddings and places.head == places.embedding
         projection = None if is_shared else pool.submit(_load_head, loader.at(places.head), shape, names)
@@ -86,7 +90,7 @@ def load_model(
         ]
         embedding, layer_inputs, layers = table.result(), inputs.result(), [layer.result() for layer in pending]
         head = (
-            loader.tied_head(names.head, embedding, vocab_size=shape.vocab_size)
+            tables.tied_head(names.head, embedding, vocab_size=shape.vocab_size)
             if projection is None
             else projection.result()
         )

@@ -29,7 +29,7 @@ from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.linear import Linear
-from paged_sdk.quant.policy import ExpertStack, NamedMatrix, Role, WeightPolicy
+from paged_sdk.quant.policy import DENSE, ExpertStack, NamedMatrix, Role, WeightPolicy
 from paged_sdk.weights.source import WeightSource, malformed
 
 __all__ = ["WeightLoader"]
@@ -85,6 +85,12 @@ class WeightLoader:
             return self
         other = copy(self)
         other._device = device
+        return other
+
+    def decoding(self) -> WeightLoader:
+        """Return a loader that decodes matrices, and shares progress and :attr:`adaptable` with this one."""
+        other = copy(self)
+        other._policy = DENSE
         return other
 
     def __contains__(self, name: object) -> bool:
