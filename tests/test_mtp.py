@@ -49,7 +49,7 @@ from paged_sdk.runner.mtp_layer import MtpLayer
 from paged_sdk.weights.gguf.source import GgufSource
 from tiny import make_checkpoint
 from tiny_vision import encoder_inputs, make_vision_checkpoint, picture
-from watched_drafts import PROMPTS, Watched, texts_of, tokens_of, watching
+from watched_drafts import PROMPTS, Watched, texts_of, watching, without_drafts
 
 pytestmark = pytest.mark.anyio
 
@@ -120,9 +120,7 @@ SETTINGS: Final[Mapping[str, Any]] = {
 async def test_drafts_are_those_of_transformers_layers(checkpoint: Path, name: str) -> None:
     """Of texts that share steps and lose their KV; some drafts are right, and some are not."""
     plain, reference = SETTINGS[name](builder_of(checkpoint)), MtpReference(checkpoint)
-    tokens = await tokens_of(plain, GREEDY)
-    async with plain.build() as model:
-        texts = await texts_of(model, GREEDY)
+    texts, tokens = await without_drafts(plain, GREEDY)
     with watching(tokens) as watched:
         async with drafting(plain).build() as model:
             assert await texts_of(model, GREEDY) == texts
@@ -151,9 +149,7 @@ KINDS: Final[Mapping[str, Any]] = {
 async def test_texts_do_not_change(glm: Path, kind: str) -> None:
     plain = KINDS[kind](builder_of(glm))
     for sampling in (GREEDY, DRAWN):
-        tokens = await tokens_of(plain, sampling)
-        async with plain.build() as model:
-            texts = await texts_of(model, sampling)
+        texts, tokens = await without_drafts(plain, sampling)
         with watching(tokens):
             async with drafting(plain).build() as model:
                 assert await texts_of(model, sampling) == texts
@@ -353,14 +349,14 @@ async def test_the_environment_asks_for_it(qwen: Path, tmp_path: Path, caplog: p
         async with Model(parts) as model:
             await texts_of(model, GREEDY)
             worker: Any = model._worker
-            drafts[path] = worker._engine._runner._step_runner.mtp is not None
+            drafts[path] = worker._engine._runner._step_runner.drafts is not None
             assert parts.config.gamma == (SpeculativeConfig().gamma if path == qwen else 0)
     assert drafts == {qwen: True, llama: False}
     assert "MISTRALRS_SPECULATIVE_MTP has no effect here: it needs a checkpoint" in caplog.text
     off = builder_of(qwen).with_speculation(SpeculativeConfig(gamma=2))
     async with Model(load_parts(off.source, off.settings, environment)) as model:
         worker = model._worker
-        assert worker._engine._runner._step_runner.mtp is None
+        assert worker._engine._runner._step_runner.drafts is None
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
@@ -424,9 +420,7 @@ async def test_choices_that_begin_with_many_forced_tokens(glm: Path) -> None:
 
 async def test_very_many_drafts(glm: Path) -> None:
     plain, sampling = builder_of(glm).with_paged_attn(pool(2000)), SamplingParams(max_len=90, temperature=0.0)
-    tokens = await tokens_of(plain, sampling)
-    async with plain.build() as model:
-        texts = await texts_of(model, sampling)
+    texts, tokens = await without_drafts(plain, sampling)
     with watching(tokens) as watched, patch.object(watched.chance, "random", lambda: 0.0):
         async with plain.with_speculation(SpeculativeConfig(gamma=64, mtp=True)).build() as model:
             assert await texts_of(model, sampling) == texts

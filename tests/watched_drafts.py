@@ -19,7 +19,7 @@ from paged_sdk.runner.drafted_text import DraftedText
 from paged_sdk.runner.layer_drafts import LayerDrafts
 from paged_sdk.speculative.several_proposers import SeveralProposers
 
-__all__ = ["PROMPTS", "Watched", "texts_of", "tokens_of", "watching"]
+__all__ = ["PROMPTS", "Watched", "texts_of", "watching", "without_drafts"]
 
 PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, [9] * 50, list(range(100, 133)))
 
@@ -78,12 +78,12 @@ async def texts_of(model: Model, sampling: SamplingParams, prompts: Any = PROMPT
     return [choice.text for each in got for choice in each.choices]
 
 
-async def tokens_of(builder: Any, sampling: SamplingParams) -> dict[tuple[int, ...], list[int]]:
-    """Return the tokens after each prompt, without drafts."""
+async def without_drafts(builder: Any, sampling: SamplingParams) -> tuple[list[str], dict[tuple[int, ...], list[int]]]:
+    """Return the texts after the prompts, and the tokens after each prompt, of a model that nothing drafts for."""
     parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=(seen := _Seen()))
     async with Model(parts) as model:
-        await texts_of(model, sampling)
-    return {tuple(each.prompt): each.tokens for each in seen.found()}
+        texts = await texts_of(model, sampling)
+    return texts, {tuple(each.prompt): each.tokens for each in seen.found()}
 
 
 @define
