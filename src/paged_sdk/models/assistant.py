@@ -7,55 +7,23 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.config.assistant import AssistantConfig
-from paged_sdk.errors import CheckpointError
-from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.drafting import DraftingDecoder, likeliest_tokens, projected, run_layers
 from paged_sdk.models.tensor_names import AssistantNames
+from paged_sdk.models.token_clusters import TokenClusters, load_token_clusters
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.weights.source import WeightSource
 
-__all__ = ["AssistantModule", "AssistantWeights", "TokenClusters", "load_assistant_weights"]
+__all__ = ["AssistantModule", "AssistantWeights", "load_assistant_weights"]
 
 _NAMES: Final = AssistantNames()
-
-
-@frozen(eq=False, kw_only=True)
-class TokenClusters:
-    """Finds the likeliest token without computing the logits of all: among the tokens of the clusters that score best.
-
-    :ivar centroids: scores each cluster, ``[num_clusters, hidden_size]``
-    :ivar members: the tokens of each cluster, int64 ``[num_clusters, tokens_per_cluster]``
-    :ivar num_searched: number of clusters to look into
-    """
-
-    centroids: Linear
-    members: Tensor
-    num_searched: int
-
-    def likeliest(self, states: Tensor, decoder: DecoderModel) -> list[int]:
-        """Return the likeliest token of each hidden state; below 0: there is none.
-
-        :param states: ``[num_rows, hidden_size]`` float32 after the last norm
-        :param decoder: has the rows of the output projection, times a factor, as its embeddings
-        """
-        scores = projected(self.centroids, [states], decoder.dtype)
-        best = scores.topk(self.num_searched, sorted=False).indices
-        found = []
-        for state, clusters in zip(states, best, strict=True):
-            tokens = self.members[clusters].flatten()
-            logits = decoder.embedding.in_float32(tokens) @ state
-            found.append(int(tokens[logits.argmax()]) if logits.isfinite().all() else NOT_DRAWN)
-        return found
 
 
 @frozen(eq=False, kw_only=True)
@@ -88,7 +56,7 @@ class AssistantModule:
     model: DraftingDecoder
 
     def forward(self, token_ids: Tensor, states: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
-        """Compute hidden states after the last norm.
+        """Compute hidden states.
 
         :param token_ids: of each row the last token, int64 ``[num_rows]``
         :param states: of each row, float32 ``[num_rows, target_size]``: the target's hidden state after its last norm,
@@ -128,30 +96,7 @@ def load_assistant_weights(source: WeightSource, decoder: DecoderModel, policy: 
         decoder=decoder,
         input=loader.linear([_NAMES.input], in_features=2 * own.target_size, out_features=(size,)),
         output=loader.linear([_NAMES.output], in_features=size, out_features=(own.target_size,)),
-        clusters=_load_clusters(loader, source, decoder, own),
+        clusters=load_token_clusters(loader, source, decoder, own),
     )
     loader.close()
     return weights
-
-
-def _load_clusters(
-    loader: WeightLoader, source: WeightSource, decoder: DecoderModel, own: AssistantConfig
-) -> TokenClusters | None:
-    """Load how tokens are clustered; None if the vocabulary is not divided, or the clusters are not those of the output
-    projection's rows.
-    """
-    vocab_size = decoder.config.vocab_size
-    if own.num_clusters == 0 or not decoder.config.tie_embeddings:
-        return None
-    loader.check_shape(_NAMES.order, (vocab_size,))
-    order = source.tensor(_NAMES.order, torch.int64, torch.device("cpu"))
-    if not torch.equal(order.sort().values, torch.arange(vocab_size)):
-        raise CheckpointError(f"tensor {_NAMES.order} is no order of the {vocab_size} tokens: one is missing")
-    loader.loaded(_NAMES.order)
-    return TokenClusters(
-        centroids=loader.linear(
-            [_NAMES.centroids], in_features=decoder.config.hidden_size, out_features=(own.num_clusters,)
-        ),
-        members=order.view(own.num_clusters, -1),
-        num_searched=own.num_searched,
-    )
