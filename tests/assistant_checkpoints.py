@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -137,23 +136,6 @@ class AssistantReference:
         found = self.likeliest(token_ids, drafts)
         self._assistant.config.use_ordered_embeddings = masked
         return found
-
-    def verified(self, prompt: list[int], tokens: list[int], *, most: int, max_tokens: int) -> tuple[int, int]:
-        """Return how many tokens are drafted, and how many of these are right, on the way to a text.
-
-        :param tokens: what comes after the prompt
-        :param most: drafts per step
-        :param max_tokens: after which the text ends: none is drafted beyond
-        """
-        done, num_drafted, num_right = 1, 0, 0  # the first token comes from the prompt
-        while done < len(tokens):
-            drafts: list[int] = []
-            for _ in range(min(most, max_tokens - done - 1)):
-                drafts.append(self.likeliest(prompt + tokens[:done], drafts))
-            pairs = zip(drafts, tokens[done:], strict=False)
-            right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            num_drafted, num_right, done = num_drafted + len(drafts), num_right + right, done + right + 1
-        return num_drafted, num_right
 
     @torch.inference_mode()
     def _output(self, token_ids: list[int], drafts: list[int]) -> Any:

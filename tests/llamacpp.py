@@ -36,7 +36,8 @@ class LlamaCpp:
 
     :param mmproj: the file of its image encoder
     :param reads: what an encoder's file is for: vectors of texts, or to rank them; None: it generates text
-    :param assistant: the file of an assistant that drafts three tokens at a time; None: nothing drafts
+    :param drafts: most drafts at a time, of an assistant or of the model's layer for multi-token prediction; 0: none
+    :param assistant: the assistant's file; None: the layer drafts
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class LlamaCpp:
         mmproj: Path | None = None,
         *,
         reads: Literal["vectors", "ranks"] | None = None,
+        drafts: int = 0,
         assistant: Path | None = None,
     ) -> None:
         xllamacpp: Any = pytest.importorskip("xllamacpp")
@@ -59,10 +61,11 @@ class LlamaCpp:
         params.embedding = reads is not None
         if reads == "ranks":
             params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
-        if assistant is not None:
+        if drafts:
             params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_MTP]
             drafter = params.speculative.draft
-            drafter.mparams.path, drafter.n_max, drafter.cpuparams.n_threads = str(assistant), 3, 1
+            drafter.mparams.path = "" if assistant is None else str(assistant)
+            drafter.n_max, drafter.cpuparams.n_threads = drafts, 1
             drafter.cache_type_k = drafter.cache_type_v = params.cache_type_k
         params.warmup, params.fit_params, params.cache_ram_mib, params.verbosity = False, False, 0, -1
         self._server = xllamacpp.Server(params)

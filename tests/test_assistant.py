@@ -43,7 +43,7 @@ from paged_sdk import (
 from paged_sdk.runner.assistant_drafts import AssistantDrafts
 from tiny import make_checkpoint
 from tiny_vision import make_vision_checkpoint, picture
-from watched_drafts import PROMPTS, texts_of, watching, without_drafts
+from watched_drafts import PROMPTS, texts_of, verified, watching, without_drafts
 
 pytestmark = pytest.mark.anyio
 
@@ -264,10 +264,10 @@ def test_llama_cpp_accepts_as_many_drafts(tmp_path: Path, kind: str) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(target / name, assistant)
     files = [write_gguf(path, tmp_path / f"{path.name}.gguf", type="F32") for path in (target, assistant)]
-    judge, reference, seen = LlamaCpp(files[0], assistant=files[1]), AssistantReference(target, assistant), 0
+    judge, reference, seen = LlamaCpp(files[0], drafts=3, assistant=files[1]), AssistantReference(target, assistant), 0
     for prompt in ([5, 6, 7, 8] * 3, list(range(100, 120))):
         answer = judge.complete(prompt, 40, banned=banned, temperature=8.0)
-        drafted, accepted = reference.verified(prompt, answer.tokens, most=3, max_tokens=40)
+        drafted, accepted = verified(reference.likeliest, prompt, answer.tokens, most=3, max_tokens=40)
         assert (answer.num_drafted, answer.num_accepted) == (drafted, accepted)
         seen += accepted
     assert seen > 3

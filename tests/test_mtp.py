@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers.modeling_layers import MtpModel
 
 from adapter_files import write_adapter
+from llamacpp import LlamaCpp
 from mtp_checkpoints import MTP_CONFIGS, MtpReference, add_mtp_layer, make_mtp_checkpoint
 from native_weights import needs_library
 from paged_sdk import (
@@ -49,7 +50,7 @@ from paged_sdk.runner.mtp_layer import MtpLayer
 from paged_sdk.weights.gguf.source import GgufSource
 from tiny import make_checkpoint
 from tiny_vision import encoder_inputs, make_vision_checkpoint, picture
-from watched_drafts import PROMPTS, Watched, texts_of, watching, without_drafts
+from watched_drafts import PROMPTS, Watched, texts_of, verified, watching, without_drafts
 
 pytestmark = pytest.mark.anyio
 
@@ -295,6 +296,31 @@ async def test_files_have_the_layer(family: str, tmp_path: Path) -> None:
         found.append((texts, watched.found))
     assert found[0] == found[1]
     assert found[0][1]
+
+
+# Of Qwen3-Next, llama.cpp drafts in half of the steps.
+JUDGED: Final = ("qwen3_5_text", "qwen3_5_moe_text", "glm4_moe", "deepseek_v3", "glm4_moe_lite")
+
+
+@pytest.mark.parametrize(
+    "family", [each if each == JUDGED[0] else pytest.param(each, marks=pytest.mark.long) for each in JUDGED]
+)
+def test_llama_cpp_accepts_as_many_drafts(family: str, tmp_path: Path) -> None:
+    """Of a written file. Eight tokens are drawn, so that one in eight drafts of random weights is right."""
+    path = make_mtp_checkpoint(family, tmp_path / "model")
+    tensors, banned = load_file(path / "model.safetensors"), [*range(3), *range(11, 512)]
+    tensors["lm_head.weight"][banned] *= 0.1
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    judge = LlamaCpp(write_gguf(path, tmp_path / "model.gguf", type="F32"), drafts=1)
+    reference, seen = MtpReference(path), 0
+    for prompt in ([5, 6, 7, 8] * 3, list(range(100, 133))):
+        answer = judge.complete(prompt, 40, banned=banned, temperature=8.0)
+        drafted, accepted = verified(reference.likeliest, prompt, answer.tokens, most=1, max_tokens=40)
+        # Its sums are not the same: one draft in a hundred is another token.
+        assert abs(answer.num_accepted - accepted) <= 1
+        assert abs(answer.num_drafted - drafted) <= 1
+        seen += accepted
+    assert seen > 3
 
 
 async def test_what_it_does_not_go_together_with(qwen: Path, glm: Path, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -19,7 +20,7 @@ from paged_sdk.runner.drafted_text import DraftedText
 from paged_sdk.runner.layer_drafts import LayerDrafts
 from paged_sdk.speculative.several_proposers import SeveralProposers
 
-__all__ = ["PROMPTS", "Watched", "texts_of", "watching", "without_drafts"]
+__all__ = ["PROMPTS", "Watched", "texts_of", "verified", "watching", "without_drafts"]
 
 PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, [9] * 50, list(range(100, 133)))
 
@@ -69,6 +70,27 @@ def watching(texts: Mapping[tuple[int, ...], list[int]]) -> Iterator[Watched]:
     ):
         yield watched
     assert asked is SeveralProposers.propose
+
+
+def verified(
+    draft: Callable[[list[int], list[int]], int], prompt: list[int], tokens: list[int], *, most: int, max_tokens: int
+) -> tuple[int, int]:
+    """Return how many tokens are drafted, and how many of these are right, on the way to a text.
+
+    :param draft: returns the next draft after a text and the drafts after it
+    :param tokens: what comes after the prompt
+    :param most: drafts per step
+    :param max_tokens: after which the text ends: none is drafted beyond
+    """
+    done, num_drafted, num_right = 1, 0, 0  # the first token comes from the prompt
+    while done < len(tokens):
+        drafts: list[int] = []
+        for _ in range(min(most, max_tokens - done - 1)):
+            drafts.append(draft(prompt + tokens[:done], drafts))
+        pairs = zip(drafts, tokens[done:], strict=False)
+        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        num_drafted, num_right, done = num_drafted + len(drafts), num_right + right, done + right + 1
+    return num_drafted, num_right
 
 
 async def texts_of(model: Model, sampling: SamplingParams, prompts: Any = PROMPTS) -> list[str]:
