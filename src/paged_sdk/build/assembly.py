@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from paged_sdk.attention.backend import AttentionBackend, KvStorage
+from paged_sdk.attention.backend import KvStorage
 from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.adapters import load_adapters, make_bank
-from paged_sdk.build.assistant import make_assistant
 from paged_sdk.build.device_setup import alone_on, loading_memory_errors, prepare_thread
 from paged_sdk.build.device_steps import make_device_decoding
 from paged_sdk.build.draft import config_of_draft, draft_state_bytes, load_draft, make_draft_model
@@ -23,10 +22,10 @@ from paged_sdk.build.free_memory import return_free_memory
 from paged_sdk.build.fusing import fuse, unfused
 from paged_sdk.build.kv_memory import make_kv_manager, size_pools
 from paged_sdk.build.kv_storage import make_storage
+from paged_sdk.build.layer_drafts import code_beside, make_layer_drafts, make_layers_beside
 from paged_sdk.build.loaded_model import LoadedModel, check_division, load_weights
 from paged_sdk.build.loading import Loading
 from paged_sdk.build.location import encoder_file, model_path
-from paged_sdk.build.mtp import code_beside, make_mtp_drafts, make_mtp_layer
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.placement import choose_devices
 from paged_sdk.build.prefix_cache_dir import open_block_files, resolve_prefix_cache_dir
@@ -56,18 +55,15 @@ from paged_sdk.engine.engine import Engine
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
-from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.rendezvous import Rendezvous
 from paged_sdk.parallel.shard import shape_of_ranks
-from paged_sdk.runner.assistant_drafts import Assistant, AssistantDrafts
 from paged_sdk.runner.beside_layers import block_tensors_beside
 from paged_sdk.runner.block_content import BlockContent
 from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.layer_drafts import LayerDrafts
 from paged_sdk.runner.model_runner import ModelRunner
-from paged_sdk.runner.mtp_layer import MtpLayer
 from paged_sdk.runner.stored_blocks import StoredBlocks
 from paged_sdk.sampling.processor import Processor
 from paged_sdk.sampling.processors import default_processors
@@ -240,12 +236,12 @@ def _load(
         group=group if on_devices else None,
     )
     queue, images = _images(loaded, config)
-    make_beside = partial(_layers_beside, draft=draft, config=config, workspace=loading.workspace)
+    make_beside = partial(make_layers_beside, draft=draft, config=config, workspace=loading.workspace)
     beside = make_beside(loaded, fused, backend)
     files = open_files(loaded, code_beside(backend, beside))
     blocks = None if files is None else StoredBlocks(files, BlockContent(block_tensors_beside(backend, beside)))
     scheduler = Scheduler(config, kv, queue, blocks)
-    drafts = _layer_drafts(beside, loaded, config, scheduler)
+    drafts = make_layer_drafts(beside, loaded, config, scheduler)
     runner = ModelRunner(
         fused,
         backend,
@@ -356,43 +352,6 @@ def _with_pool(
     elif group is not None:
         group.send_message((config.num_blocks,))
     return config
-
-
-def _layers_beside(
-    loaded: LoadedModel,
-    target: CausalModel,
-    backend: AttentionBackend,
-    *,
-    draft: LoadedModel | None,
-    config: EngineConfig,
-    workspace: Workspace | None,
-) -> MtpLayer | Assistant | None:
-    """Make layers that draft from the model's hidden states: its own, or an assistant; None: there are none.
-
-    :param target: the model as it runs
-    :param draft: the draft model, which may be an assistant
-    """
-    assistant = None if draft is None else make_assistant(draft, loaded, target, backend)
-    return make_mtp_layer(loaded, target, config, workspace) if assistant is None else assistant
-
-
-def _layer_drafts(
-    layers: MtpLayer | Assistant | None, loaded: LoadedModel, config: EngineConfig, scheduler: Scheduler
-) -> LayerDrafts[Any, Any] | None:
-    """Make what drafts with such layers."""
-    costs = scheduler.costs
-    if isinstance(layers, MtpLayer):
-        return make_mtp_drafts(layers, loaded, config, times=costs.times, balance=costs.drafts.open_balance())
-    if layers is None:
-        return None
-    return AssistantDrafts(
-        layers,
-        vocab_size=loaded.model.config.vocab_size,
-        gamma=config.gamma,
-        max_tokens=loaded.max_model_len,
-        times=costs.times,
-        balance=costs.drafts.open_balance(),
-    )
 
 
 def _proposer(

@@ -1,4 +1,4 @@
-"""Makes what drafts with an assistant."""
+"""Makes an assistant as it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paged_sdk.models.assistant import AssistantModule
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
-from paged_sdk.runner.assistant_drafts import Assistant
+from paged_sdk.runner.assistant import Assistant
 
 __all__ = ["make_assistant"]
 

@@ -1,8 +1,8 @@
-"""Makes what drafts with a model's layer for multi-token prediction (MTP)."""
+"""Makes a model's layer for multi-token prediction (MTP) as it runs."""
 
 from __future__ import annotations
 
-from paged_sdk.attention.backend import AttentionBackend, AttentionSetup
+from paged_sdk.attention.backend import AttentionSetup
 from paged_sdk.attention.choice import CANDIDATES, choose_storage
 from paged_sdk.build.fusing import fuse
 from paged_sdk.build.loaded_model import LoadedModel
@@ -12,32 +12,9 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.mtp_module import MtpModule
-from paged_sdk.runner.beside_layers import BesideLayers
-from paged_sdk.runner.mtp_drafts import MtpDrafts
 from paged_sdk.runner.mtp_layer import MtpLayer, ScratchBlocks
-from paged_sdk.scheduler.draft_account import DraftBalance
-from paged_sdk.scheduler.step_times import StepTimes
 
-__all__ = ["code_beside", "make_mtp_drafts", "make_mtp_layer"]
-
-
-def make_mtp_drafts(
-    layer: MtpLayer, loaded: LoadedModel, config: EngineConfig, *, times: StepTimes, balance: DraftBalance
-) -> MtpDrafts:
-    """Make what drafts with a model's layer for multi-token prediction.
-
-    :param times: step times of the model
-    :param balance: time that drafts have gained and lost so far
-    """
-    return MtpDrafts(
-        layer,
-        scratch=_scratch(config),
-        vocab_size=loaded.model.config.vocab_size,
-        gamma=config.gamma,
-        max_tokens=loaded.max_model_len,
-        times=times,
-        balance=balance,
-    )
+__all__ = ["make_mtp_layer"]
 
 
 def make_mtp_layer(
@@ -67,14 +44,8 @@ def make_mtp_layer(
     backend = choose_storage(setup, CANDIDATES).make(config.num_blocks + more)
     running = fuse(weights.beside(model), backend, loaded.settings)
     assert isinstance(running, DecoderModel | FusedDecoderModel), "the layer is on one device"
-    return MtpLayer(MtpModule(weights=weights, embedding=model.embedding, model=running), backend, target)
-
-
-def code_beside(backend: AttentionBackend, layers: BesideLayers | None) -> bytes:
-    """Return what the content of stored blocks depends on beside the model and its settings, which may include the KV
-    of layers beside it.
-    """
-    return backend.code if layers is None or not layers.own_backends else backend.code + b"mtp"
+    module = MtpModule(weights=weights, embedding=model.embedding, model=running)
+    return MtpLayer(module, backend, target, scratch)
 
 
 def _scratch(config: EngineConfig) -> ScratchBlocks | None:

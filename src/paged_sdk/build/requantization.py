@@ -14,8 +14,8 @@ from paged_sdk.build.device_setup import alone_on, loading_memory_errors, weight
 from paged_sdk.build.free_memory import return_free_memory
 from paged_sdk.build.fusing import fuse
 from paged_sdk.build.kv_storage import make_storage
+from paged_sdk.build.layer_drafts import code_beside
 from paged_sdk.build.loaded_model import LoadedModel
-from paged_sdk.build.mtp import code_beside
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.engine import EngineConfig

@@ -10,64 +10,17 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.kernels.step import InsertedRows, StepContext
-from paged_sdk.models.assistant import AssistantModule
-from paged_sdk.models.causal_model import CausalModel
-from paged_sdk.runner.beside_layers import BesideLayers
-from paged_sdk.runner.drafted_text import DraftedText
-from paged_sdk.runner.first_pause import FirstPause
+from paged_sdk.runner.assistant import Assistant
+from paged_sdk.runner.assistant_state import AssistantState
 from paged_sdk.runner.input_batch import InputBatch
 from paged_sdk.runner.layer_drafts import LayerDrafts
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.scheduler.output import ScheduledSequence
-from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.speculative.acceptance import Acceptance
 from paged_sdk.types.step import StepRow
 
-__all__ = ["Assistant", "AssistantDrafts", "AssistantState"]
-
-
-@frozen(eq=False)
-class Assistant:
-    """Holds an assistant as it runs.
-
-    :ivar module: the assistant
-    :ivar backend: holds the keys and values of its target, in the place of its own
-    :ivar target: the target as it runs
-    """
-
-    module: AssistantModule
-    backend: AttentionBackend
-    target: CausalModel
-
-    @property
-    def own_backends(self) -> tuple[AttentionBackend, ...]:
-        """See :class:`~paged_sdk.runner.beside_layers.BesideLayers`."""
-        return ()
-
-
-class AssistantState(DraftedText):
-    """Holds what an assistant knows of one sequence.
-
-    :ivar states: the target's hidden states, normed, at the last tokens before ``end``, ``[n, hidden_size]``
-    :ivar end: number of the sequence's tokens that the target has computed, drafts included
-    """
-
-    __slots__ = ("end", "states")
-
-    def __init__(self, sequence: Sequence, acceptance: Acceptance, first_pause: FirstPause) -> None:
-        super().__init__(sequence, acceptance, first_pause)
-        self.end: int = 0
-        self.states: Tensor | None = None
-
-    @property
-    def last_state(self) -> Tensor | None:
-        """Return the hidden state at the token before the last one, ``[1, hidden_size]``; None: it is not here."""
-        if self.states is None:
-            return None
-        place = len(self.states) - (self.end - (len(self.sequence.token_ids) - 1)) - 1
-        return self.states[place : place + 1] if 0 <= place < len(self.states) else None
+__all__ = ["AssistantDrafts"]
 
 
 class AssistantDrafts(LayerDrafts[Assistant, AssistantState]):
@@ -76,10 +29,6 @@ class AssistantDrafts(LayerDrafts[Assistant, AssistantState]):
     It attends over its target's keys and values of all tokens but the last one, at the same position for all drafts. So
     prompts cost it nothing, and it writes nothing that would have to be copied, shared or freed.
     """
-
-    def _checked(self, layers: BesideLayers) -> Assistant:
-        assert isinstance(layers, Assistant), layers
-        return layers
 
     def ask(self, rows: Iterable[StepRow]) -> None:
         """Do nothing: where the target samples a token, the hidden state is computed anyway."""

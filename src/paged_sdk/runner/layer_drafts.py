@@ -9,6 +9,7 @@ from collections.abc import Sequence as Sequence_
 from typing import Final, Generic, TypeVar
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.step import InsertedRows
@@ -24,7 +25,7 @@ from paged_sdk.speculative.acceptance import Acceptance
 from paged_sdk.speculative.draft_counts import draft_counts
 from paged_sdk.types.step import StepRow
 
-__all__ = ["LayerDrafts"]
+__all__ = ["DraftedModel", "LayerDrafts"]
 
 PRIORS: Final = (0.85, 0.75, 0.65, 0.55)
 """Prior acceptance rates of the first draft, of the second if the first is right, and so on: less than a user of vLLM
@@ -34,6 +35,24 @@ StateT = TypeVar("StateT", bound=DraftedText)
 LayersT = TypeVar("LayersT", bound=BesideLayers)
 
 
+@frozen(kw_only=True)
+class DraftedModel:
+    """Describes the model that drafts are made for.
+
+    :ivar vocab_size: its vocabulary size
+    :ivar max_tokens: its context length
+    :ivar gamma: maximum number of drafts per sequence and step
+    :ivar times: times of its steps
+    :ivar balance: time that drafts have gained and lost so far
+    """
+
+    vocab_size: int
+    max_tokens: int
+    gamma: int
+    times: StepTimes
+    balance: DraftBalance
+
+
 class LayerDrafts(ABC, Generic[LayersT, StateT]):
     """Drafts with layers beside a model.
 
@@ -41,30 +60,17 @@ class LayerDrafts(ABC, Generic[LayersT, StateT]):
     many were right, and on the measured times of the model's steps and of the layers'.
 
     :param layers: the layers, with their model
-    :param vocab_size: vocabulary size of the model
-    :param gamma: maximum number of drafts per sequence and step
-    :param max_tokens: the model's context length
-    :param times: step times of the model
-    :param balance: time that drafts have gained and lost so far
+    :param model: describes the model
     """
 
-    def __init__(
-        self,
-        layers: LayersT,
-        *,
-        vocab_size: int,
-        gamma: int,
-        max_tokens: int,
-        times: StepTimes,
-        balance: DraftBalance,
-    ) -> None:
+    def __init__(self, layers: LayersT, model: DraftedModel) -> None:
         self._layers: LayersT | None = layers
-        self._vocab_size = vocab_size
-        self._gamma = min(gamma, MOST_DRAFTS)
-        self._max_tokens = max_tokens
-        self._times = times
+        self._vocab_size = model.vocab_size
+        self._gamma = min(model.gamma, MOST_DRAFTS)
+        self._max_tokens = model.max_tokens
+        self._times = model.times
         self._own_times = StepTimes()
-        self._balance = balance
+        self._balance = model.balance
         self._acceptance = Acceptance(priors=PRIORS)
         self._first_pause = FirstPause()
         self._states: dict[int, StateT] = {}
@@ -86,14 +92,10 @@ class LayerDrafts(ABC, Generic[LayersT, StateT]):
         self._layers = None
         self._drop_states()
 
-    def hold(self, layers: BesideLayers) -> None:
-        """Take other layers, of the same shape, with their model."""
-        self._layers = self._checked(layers)
+    def hold(self, layers: LayersT) -> None:
+        """Take other layers, of the same kind and shape, with their model."""
+        self._layers = layers
         self._own_times.clear()
-
-    @abstractmethod
-    def _checked(self, layers: BesideLayers) -> LayersT:
-        """Return layers of the kind that drafts here."""
 
     @abstractmethod
     def ask(self, rows: Iterable[StepRow]) -> None:

@@ -12,16 +12,13 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.kernels.step import InsertedRows, StepContext
-from paged_sdk.runner.beside_layers import BesideLayers
 from paged_sdk.runner.input_batch import InputBatch, make_input_batch
-from paged_sdk.runner.layer_drafts import LayerDrafts
-from paged_sdk.runner.mtp_layer import MtpLayer, ScratchBlocks
+from paged_sdk.runner.layer_drafts import DraftedModel, LayerDrafts
+from paged_sdk.runner.mtp_layer import MtpLayer
 from paged_sdk.runner.mtp_state import MtpState
 from paged_sdk.sampling.candidates import select_rows
-from paged_sdk.scheduler.draft_account import DraftBalance
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence
-from paged_sdk.scheduler.step_times import StepTimes
 from paged_sdk.speculative.acceptance import Acceptance
 from paged_sdk.types.step import StepRow
 
@@ -40,32 +37,14 @@ class MtpDrafts(LayerDrafts[MtpLayer, MtpState]):
     the last token in the step in which the model does; the last one, and generated tokens, when it drafts next, or when
     they have filled a block. Where others continue a shared block, its last token's key is that of the first text, or
     missing if that ended there; this changes drafts, but never what is generated.
-
-    It takes the arguments of :class:`~paged_sdk.runner.layer_drafts.LayerDrafts` and this:
-
-    :param scratch: where drafts' KV is, if KV is in blocks; None: it is contiguous
     """
 
-    def __init__(
-        self,
-        layer: MtpLayer,
-        *,
-        scratch: ScratchBlocks | None,
-        vocab_size: int,
-        gamma: int,
-        max_tokens: int,
-        times: StepTimes,
-        balance: DraftBalance,
-    ) -> None:
-        super().__init__(layer, vocab_size=vocab_size, gamma=gamma, max_tokens=max_tokens, times=times, balance=balance)
-        self._scratch = scratch
-        self._span = MOST_KEPT if scratch is None else min(MOST_KEPT, scratch.block_size)
+    def __init__(self, layers: MtpLayer, model: DraftedModel) -> None:
+        super().__init__(layers, model)
+        self._scratch = layers.scratch
+        self._span = MOST_KEPT if layers.scratch is None else min(MOST_KEPT, layers.scratch.block_size)
         self._forked: dict[int, tuple[int, Tensor]] = {}  # by first choice: length and last state of the prompt
-        self._none = torch.empty(0, layer.module.weights.config.hidden_size)
-
-    def _checked(self, layers: BesideLayers) -> MtpLayer:
-        assert isinstance(layers, MtpLayer), layers
-        return layers
+        self._none = torch.empty(0, layers.module.weights.config.hidden_size)
 
     def ask(self, rows: Iterable[StepRow]) -> None:
         """Have the model compute the hidden states of all tokens of a step."""

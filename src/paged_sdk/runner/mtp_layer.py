@@ -14,25 +14,6 @@ from paged_sdk.runner.beside_layers import MOST_DRAFTS
 __all__ = ["MtpLayer", "ScratchBlocks"]
 
 
-@frozen(eq=False)
-class MtpLayer:
-    """Holds a layer for multi-token prediction as it runs.
-
-    :ivar module: the layer
-    :ivar backend: holds its KV
-    :ivar target: the model as it runs
-    """
-
-    module: MtpModule
-    backend: AttentionBackend
-    target: CausalModel
-
-    @property
-    def own_backends(self) -> tuple[AttentionBackend, ...]:
-        """See :class:`~paged_sdk.runner.beside_layers.BesideLayers`."""
-        return (self.backend,)
-
-
 @frozen
 class ScratchBlocks:
     """Says where drafts' keys and values are written: in blocks of the layer's pool beyond those of the KV manager.
@@ -61,3 +42,24 @@ class ScratchBlocks:
         own = kv_ids[: -(-num_tokens // self.block_size)]
         first = self.first + place * self.per_sequence
         return [*own, *range(first, first + self.per_sequence)]
+
+
+@frozen(eq=False)
+class MtpLayer:
+    """Holds a layer for multi-token prediction as it runs.
+
+    :ivar module: the layer
+    :ivar backend: holds its KV
+    :ivar target: the model as it runs
+    :ivar scratch: where the KV of drafts is, if KV is in blocks; None: it is contiguous
+    """
+
+    module: MtpModule
+    backend: AttentionBackend
+    target: CausalModel
+    scratch: ScratchBlocks | None
+
+    @property
+    def own_backends(self) -> tuple[AttentionBackend, ...]:
+        """See :class:`~paged_sdk.runner.beside_layers.BesideLayers`."""
+        return (self.backend,)
