@@ -19,17 +19,25 @@ from safetensors.torch import load_file, save_file
 from adapter_files import write_adapter
 from arrivals import wait_for_requests
 from assistant_checkpoints import CLUSTERS, TARGETS, AssistantReference, make_assistant, make_target
+from layer_draft_cases import (
+    GAMMA,
+    GREEDY,
+    KINDS,
+    NUM_TOKENS,
+    SETTINGS,
+    builder_of,
+    expect_drafts,
+    expect_the_same_answers,
+    expect_the_same_texts,
+    pool,
+)
 from llamacpp import LlamaCpp
 from native_weights import needs_library
 from paged_sdk import (
     CheckpointError,
     ConfigError,
-    Constraint,
     GgufModelBuilder,
     IsqType,
-    MemoryGpuConfig,
-    PagedAttentionMeta,
-    PagedCacheType,
     RequestBuilder,
     SamplingParams,
     SpeculativeConfig,
@@ -43,14 +51,9 @@ from paged_sdk import (
 from paged_sdk.runner.assistant_drafts import AssistantDrafts
 from tiny import make_checkpoint
 from tiny_vision import make_vision_checkpoint, picture
-from watched_drafts import PROMPTS, texts_of, verified, watching, without_drafts
+from watched_drafts import texts_of, verified, watching
 
 pytestmark = pytest.mark.anyio
-
-NUM_TOKENS: Final = 24
-GREEDY: Final = SamplingParams(temperature=0.0, max_len=NUM_TOKENS, ignore_eos=True)
-DRAWN: Final = SamplingParams(temperature=0.9, seed=5, max_len=NUM_TOKENS, ignore_eos=True)
-GAMMA: Final = 4
 
 
 @pytest.fixture
@@ -74,93 +77,29 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_pair("shared keys", tmp_path_factory.mktemp("shared"))
 
 
-def builder_of(path: Path) -> TextModelBuilder:
-    return TextModelBuilder(path).with_dtype("float32").with_force_cpu().with_num_threads(1)
-
-
 def with_assistant(builder: Any, assistant: Path) -> Any:
     return TextSpeculativeBuilder(builder, TextModelBuilder(assistant), SpeculativeConfig(gamma=GAMMA))
 
 
-def pool(tokens: int, cache_type: PagedCacheType = PagedCacheType.AUTO) -> PagedAttentionMeta:
-    return PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(tokens), cache_type=cache_type)
-
-
-SETTINGS: Final[Mapping[str, Any]] = {
-    "default": lambda builder: builder,
-    "small chunks": lambda builder: builder.with_max_num_batched_tokens(16).with_paged_attn(pool(2000)),
-    "preempted": lambda builder: builder.with_max_num_batched_tokens(32).with_paged_attn(pool(136)),
-    "contiguous": lambda builder: builder.without_paged_attn(),
-}
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 async def test_drafts_are_those_of_transformers(pair: tuple[Path, Path], name: str) -> None:
-    """Of texts that share steps and lose their KV; some drafts are right, and some are not."""
     plain, reference = SETTINGS[name](builder_of(pair[0])), AssistantReference(*pair)
-    texts, tokens = await without_drafts(plain, GREEDY)
-    with watching(tokens) as watched:
-        async with with_assistant(plain, pair[1]).build() as model:
-            assert await texts_of(model, GREEDY) == texts
-            stats = model.stats()
-    assert 0.2 < stats.accepted_tokens / stats.drafted_tokens < 1
-    assert (stats.preemptions > 0) == (name == "preempted")
-    assert stats.steps < 0.8 * sum(map(len, tokens.values()))
-    checked = random.Random(0).sample(watched.found, 40)
-    assert {len(drafts) for _, drafts, _ in checked} == set(range(GAMMA))
-    for before, drafts, token in checked:
-        assert token == reference.likeliest(before, drafts), (len(before), drafts)
-
-
-KINDS: Final[Mapping[str, Any]] = {
-    "FP8": lambda builder: builder.with_paged_attn(pool(2000, PagedCacheType.F8E4M3)),
-    "4 bits": lambda builder: builder.with_paged_attn(pool(2000, PagedCacheType.Q4)),
-    "no prefix cache": lambda builder: builder.with_prefix_cache_n(None),
-    "few texts at a time": lambda builder: builder.with_max_num_seqs(2),
-    "quantized": lambda builder: builder.with_isq(IsqType.Q8_0),
-    "batch invariance": lambda builder: builder.with_isq(IsqType.Q8_0).with_batch_invariance(),
-}
+    drafting = with_assistant(plain, pair[1])
+    await expect_drafts(plain, drafting, reference.likeliest, is_preempted=name == "preempted")
 
 
 @needs_library
 @pytest.mark.parametrize("kind", KINDS)
 async def test_texts_do_not_change(shared: tuple[Path, Path], kind: str) -> None:
     plain = KINDS[kind](builder_of(shared[0]))
-    for sampling in (GREEDY, DRAWN):
-        texts, tokens = await without_drafts(plain, sampling)
-        with watching(tokens):
-            async with with_assistant(plain, shared[1]).build() as model:
-                assert await texts_of(model, sampling) == texts
-                stats = model.stats()
-        assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    await expect_the_same_texts(plain, with_assistant(plain, shared[1]))
 
 
 async def test_choices_constraints_predictions_and_adapters(shared: tuple[Path, Path], tmp_path: Path) -> None:
     target = AssistantReference(*shared).target
     write_adapter(tmp_path / "adapter", target, targets=("q_proj", "down_proj"))
     plain = builder_of(shared[0]).with_adapter(tmp_path / "adapter")
-    constraint = Constraint.regex("the (first|last|only) (one|two|three) of (them|us)")
-    choices = SamplingParams(temperature=0.9, seed=3, n_choices=3, max_len=NUM_TOKENS, ignore_eos=True)
-
-    async def answers(builder: Any) -> list[str]:
-        async with builder.build() as model:
-            first = await model.send_completion_request(PROMPTS[0], GREEDY)
-            got = [
-                first,
-                await model.send_completion_request(PROMPTS[0], choices),
-                await model.send_completion_request(PROMPTS[1], DRAWN, constraint=constraint),
-                await model.send_completion_request(PROMPTS[0], GREEDY, prediction=first.choices[0].text),
-                await model.send_completion_request(PROMPTS[0], GREEDY, adapter="adapter"),
-            ]
-            return [choice.text for each in got for choice in each.choices]
-
-    expected = await answers(plain)
-    assert len(set(expected)) >= 5
-    with patch("paged_sdk.scheduler.draft_account.DraftBalance.allows", True):
-        assert await answers(with_assistant(plain, shared[1])) == expected
-    with watching({}) as watched:
-        assert await answers(with_assistant(plain, shared[1])) == expected
-    assert len(watched.found) > 50
+    await expect_the_same_answers(plain, with_assistant(plain, shared[1]))
 
 
 async def test_prefixes_are_those_of_the_model(shared: tuple[Path, Path], tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import weakref
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,17 @@ from safetensors.torch import load_file, save_file
 from transformers.modeling_layers import MtpModel
 
 from adapter_files import write_adapter
+from layer_draft_cases import (
+    GAMMA,
+    GREEDY,
+    KINDS,
+    SETTINGS,
+    builder_of,
+    expect_drafts,
+    expect_the_same_answers,
+    expect_the_same_texts,
+    pool,
+)
 from llamacpp import LlamaCpp
 from mtp_checkpoints import MTP_CONFIGS, MtpReference, add_mtp_layer, make_mtp_checkpoint
 from native_weights import needs_library
@@ -29,14 +39,10 @@ from paged_sdk import (
     GgufModelBuilder,
     IsqType,
     LayerTopology,
-    MemoryGpuConfig,
     Model,
-    PagedAttentionMeta,
-    PagedCacheType,
     RequestBuilder,
     SamplingParams,
     SpeculativeConfig,
-    TextModelBuilder,
     TextSpeculativeBuilder,
     Topology,
     VisionModelBuilder,
@@ -53,11 +59,6 @@ from tiny_vision import encoder_inputs, make_vision_checkpoint, picture
 from watched_drafts import PROMPTS, Watched, texts_of, verified, watching, without_drafts
 
 pytestmark = pytest.mark.anyio
-
-NUM_TOKENS: Final = 24
-GREEDY: Final = SamplingParams(temperature=0.0, max_len=NUM_TOKENS, ignore_eos=True)
-DRAWN: Final = SamplingParams(temperature=0.9, seed=5, max_len=NUM_TOKENS, ignore_eos=True)
-GAMMA: Final = 4
 
 
 @pytest.fixture
@@ -80,16 +81,8 @@ def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_mtp_checkpoint("glm4_moe", tmp_path_factory.mktemp("glm"), head_dim=32)
 
 
-def builder_of(path: Path) -> TextModelBuilder:
-    return TextModelBuilder(path).with_dtype("float32").with_force_cpu().with_num_threads(1)
-
-
 def drafting(builder: Any) -> Any:
     return builder.with_speculation(SpeculativeConfig(gamma=GAMMA, mtp=True))
-
-
-def pool(tokens: int, cache_type: PagedCacheType = PagedCacheType.AUTO) -> PagedAttentionMeta:
-    return PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(tokens), cache_type=cache_type)
 
 
 def mtp_of(model: Model) -> MtpDrafts:
@@ -103,14 +96,6 @@ def layer_of(model: Model) -> MtpLayer:
     return mtp_of(model).layers
 
 
-SETTINGS: Final[Mapping[str, Any]] = {
-    "default": lambda builder: builder,
-    "small chunks": lambda builder: builder.with_max_num_batched_tokens(16).with_paged_attn(pool(2000)),
-    "preempted": lambda builder: builder.with_max_num_batched_tokens(32).with_paged_attn(pool(136)),
-    "contiguous": lambda builder: builder.without_paged_attn(),
-}
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -119,70 +104,21 @@ SETTINGS: Final[Mapping[str, Any]] = {
     ],
 )
 async def test_drafts_are_those_of_transformers_layers(checkpoint: Path, name: str) -> None:
-    """Of texts that share steps and lose their KV; some drafts are right, and some are not."""
     plain, reference = SETTINGS[name](builder_of(checkpoint)), MtpReference(checkpoint)
-    texts, tokens = await without_drafts(plain, GREEDY)
-    with watching(tokens) as watched:
-        async with drafting(plain).build() as model:
-            assert await texts_of(model, GREEDY) == texts
-            stats = model.stats()
-    assert 0.2 < stats.accepted_tokens / stats.drafted_tokens < 1
-    assert (stats.preemptions > 0) == (name == "preempted")
-    assert stats.steps < 0.8 * sum(map(len, tokens.values()))
-    checked = random.Random(0).sample(watched.found, 40)
-    assert {len(drafts) for _, drafts, _ in checked} == set(range(GAMMA))
-    for before, drafts, token in checked:
-        assert token == reference.likeliest(before, drafts), (len(before), drafts)
-
-
-KINDS: Final[Mapping[str, Any]] = {
-    "FP8": lambda builder: builder.with_paged_attn(pool(2000, PagedCacheType.F8E4M3)),
-    "4 bits": lambda builder: builder.with_paged_attn(pool(2000, PagedCacheType.Q4)),
-    "no prefix cache": lambda builder: builder.with_prefix_cache_n(None),
-    "few texts at a time": lambda builder: builder.with_max_num_seqs(2),
-    "quantized": lambda builder: builder.with_isq(IsqType.Q8_0),
-    "batch invariance": lambda builder: builder.with_isq(IsqType.Q8_0).with_batch_invariance(),
-}
+    await expect_drafts(plain, drafting(plain), reference.likeliest, is_preempted=name == "preempted")
 
 
 @needs_library
 @pytest.mark.parametrize("kind", KINDS)
 async def test_texts_do_not_change(glm: Path, kind: str) -> None:
     plain = KINDS[kind](builder_of(glm))
-    for sampling in (GREEDY, DRAWN):
-        texts, tokens = await without_drafts(plain, sampling)
-        with watching(tokens):
-            async with drafting(plain).build() as model:
-                assert await texts_of(model, sampling) == texts
-                stats = model.stats()
-        assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    await expect_the_same_texts(plain, drafting(plain))
 
 
 async def test_choices_constraints_predictions_and_adapters(qwen: Path, tmp_path: Path) -> None:
     write_adapter(tmp_path / "adapter", MtpReference(qwen).target, targets=("q_proj", "in_proj_qkv", "down_proj"))
     plain = builder_of(qwen).with_adapter(tmp_path / "adapter")
-    constraint = Constraint.regex("the (first|last|only) (one|two|three) of (them|us)")
-    choices = SamplingParams(temperature=0.9, seed=3, n_choices=3, max_len=NUM_TOKENS, ignore_eos=True)
-
-    async def answers(builder: Any) -> list[str]:
-        async with builder.build() as model:
-            first = await model.send_completion_request(PROMPTS[0], GREEDY)
-            got = [
-                first,
-                await model.send_completion_request(PROMPTS[0], choices),
-                await model.send_completion_request(PROMPTS[1], DRAWN, constraint=constraint),
-                await model.send_completion_request(PROMPTS[0], GREEDY, prediction=first.choices[0].text),
-                await model.send_completion_request(PROMPTS[0], GREEDY, adapter="adapter"),
-            ]
-            return [choice.text for each in got for choice in each.choices]
-
-    expected = await answers(plain)
-    assert len(set(expected)) >= 5
-    with patch("paged_sdk.scheduler.draft_account.DraftBalance.allows", True):
-        assert await answers(drafting(plain)) == expected
-    with watching({}) as watched:
-        assert await answers(drafting(plain)) == expected
-    assert len(watched.found) > 50
+    await expect_the_same_answers(plain, drafting(plain))
 
 
 async def test_a_conversation_goes_on_from_the_prefix_cache(glm: Path) -> None:
