@@ -10,13 +10,12 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.step import InsertedRows, StepContext
+from paged_sdk.kernels.step import StepContext
 from paged_sdk.runner.assistant import Assistant
 from paged_sdk.runner.assistant_state import AssistantState
-from paged_sdk.runner.input_batch import InputBatch
+from paged_sdk.runner.computed_step import ComputedStep
 from paged_sdk.runner.layer_drafts import LayerDrafts
 from paged_sdk.sampling.candidates import select_rows
-from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.speculative.acceptance import Acceptance
 from paged_sdk.types.step import StepRow
 
@@ -33,18 +32,11 @@ class AssistantDrafts(LayerDrafts[Assistant, AssistantState]):
     def ask(self, rows: Iterable[StepRow]) -> None:
         """Do nothing: where the target samples a token, the hidden state is computed anyway."""
 
-    def take(
-        self,
-        rows: Sequence_[StepRow],
-        scheduled: Sequence_[ScheduledSequence],
-        batch: InputBatch,
-        hidden: Tensor,
-        inserted: InsertedRows | None,
-    ) -> None:
+    def take(self, step: ComputedStep) -> None:
         """Take the hidden states at the tokens after which the target samples one."""
         followed = [
             (row, first, of_row.sequence)
-            for row, first, of_row in zip(rows, batch.first_tokens, scheduled, strict=True)
+            for row, first, of_row in zip(step.rows, step.batch.first_tokens, step.scheduled, strict=True)
             if row.num_logits > row.num_drafts and of_row.sequence.request.generates
         ]
         if self._has_failed or not followed:
@@ -55,7 +47,8 @@ class AssistantDrafts(LayerDrafts[Assistant, AssistantState]):
             for (row, first, _), count in zip(followed, counts, strict=True)
             for place in range(count)
         ]
-        normed = self.layers.target.normed(hidden if len(places) == len(hidden) else select_rows(hidden, places))
+        hidden = step.hidden if len(places) == len(step.hidden) else select_rows(step.hidden, places)
+        normed = self.layers.target.normed(hidden)
         for (row, _, sequence), states in zip(followed, torch.split(normed, counts), strict=True):
             state = self._states.get(row.seq_id)
             if state is None:

@@ -10,15 +10,12 @@ from typing import Final, Generic, TypeVar
 
 import torch
 from attrs import frozen
-from torch import Tensor
 
-from paged_sdk.kernels.step import InsertedRows
 from paged_sdk.runner.beside_layers import MOST_DRAFTS, BesideLayers
+from paged_sdk.runner.computed_step import ComputedStep
 from paged_sdk.runner.drafted_text import DraftedText
 from paged_sdk.runner.first_pause import FirstPause
-from paged_sdk.runner.input_batch import InputBatch
 from paged_sdk.scheduler.draft_account import DraftBalance
-from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.scheduler.step_times import StepTimes
 from paged_sdk.speculative.acceptance import Acceptance
@@ -102,19 +99,8 @@ class LayerDrafts(ABC, Generic[LayersT, StateT]):
         """Have the model compute the hidden states that :meth:`take` needs of a step."""
 
     @abstractmethod
-    def take(
-        self,
-        rows: Sequence_[StepRow],
-        scheduled: Sequence_[ScheduledSequence],
-        batch: InputBatch,
-        hidden: Tensor,
-        inserted: InsertedRows | None,
-    ) -> None:
-        """Take the hidden states that a step has computed.
-
-        :param hidden: ``[num_tokens, hidden_size]``, defined where :meth:`ask` has asked for it
-        :param inserted: vectors that replace embeddings of the step's tokens
-        """
+    def take(self, step: ComputedStep) -> None:
+        """Take the hidden states that a step has computed, where they were needed or :meth:`ask` has asked for them."""
 
     def propose(self, sequences: Sequence_[Sequence]) -> list[list[int]]:
         """Propose drafts for each sequence, as many as are expected to pay."""

@@ -12,12 +12,12 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.kernels.step import InsertedRows, StepContext
+from paged_sdk.runner.computed_step import ComputedStep
 from paged_sdk.runner.input_batch import InputBatch, make_input_batch
 from paged_sdk.runner.layer_drafts import DraftedModel, LayerDrafts
 from paged_sdk.runner.mtp_layer import MtpLayer
 from paged_sdk.runner.mtp_state import MtpState
 from paged_sdk.sampling.candidates import select_rows
-from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.speculative.acceptance import Acceptance
 from paged_sdk.types.step import StepRow
@@ -51,21 +51,14 @@ class MtpDrafts(LayerDrafts[MtpLayer, MtpState]):
         for row in () if self._has_failed else rows:
             row.num_logits = row.num_new_tokens
 
-    def take(
-        self,
-        rows: Sequence_[StepRow],
-        scheduled: Sequence_[ScheduledSequence],
-        batch: InputBatch,
-        hidden: Tensor,
-        inserted: InsertedRows | None,
-    ) -> None:
+    def take(self, step: ComputedStep) -> None:
         """Take the hidden states of a step's tokens, and run the layer over those of prompts."""
         if self._has_failed:
             return
         prompts: list[_Prompt] = []
         late: list[MtpState] = []
-        normed = self.layers.target.normed(hidden)
-        for row, first, of_row in zip(rows, batch.first_tokens, scheduled, strict=True):
+        normed = self.layers.target.normed(step.hidden)
+        for row, first, of_row in zip(step.rows, step.batch.first_tokens, step.scheduled, strict=True):
             sequence = of_row.sequence
             state = self._state_of(sequence, row.start)
             states = normed[first : first + row.num_new_tokens]
@@ -87,7 +80,7 @@ class MtpDrafts(LayerDrafts[MtpLayer, MtpState]):
                 del self._states[row.seq_id]  # it computes nothing more
         prompts = [each for each in prompts if len(each.states)]
         if prompts:
-            self._compute_prompts(prompts, batch, inserted)
+            self._compute_prompts(prompts, step.batch, step.inserted)
         late = [state for state in late if state.num_ready > 0]
         if late:
             self._catch_up(late, [state.num_ready for state in late])

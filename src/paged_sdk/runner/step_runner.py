@@ -17,6 +17,7 @@ from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.guard import clear_frames, request_failure
 from paged_sdk.kernels.step import InsertedRows, StepContext
 from paged_sdk.models.causal_model import CausalModel, GreedyModel, RankingModel
+from paged_sdk.runner.computed_step import ComputedStep
 from paged_sdk.runner.device import is_lack_of_memory, return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding, Way
 from paged_sdk.runner.finite_chunks import check_chunks
@@ -215,7 +216,7 @@ class StepRunner:
         )
         hidden = self.model.forward(batch.token_ids, batch.positions, context)
         if self.drafts is not None:
-            self.drafts.take(rows, scheduled, batch, hidden, inserted)
+            self.drafts.take(ComputedStep(rows, scheduled, batch, hidden, inserted))
         return StepStates(model=self.model, hidden=hidden, first_tokens=batch.first_tokens, adapted=adapted), None
 
     def _inserted(
