@@ -14,6 +14,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from adapter_files import write_adapter
@@ -46,8 +47,14 @@ from paged_sdk import (
     TextSpeculativeBuilder,
     UnsupportedArchitectureError,
     VisionModelBuilder,
+    plan_memory,
     write_gguf,
+    write_safetensors,
 )
+from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.attention.native_paged import NativePagedBackend
+from paged_sdk.attention.paged import PagedBackend
+from paged_sdk.build import draft as draft_module
 from paged_sdk.runner.assistant_drafts import AssistantDrafts
 from tiny import make_checkpoint
 from tiny_vision import make_vision_checkpoint, picture
@@ -241,9 +248,60 @@ async def test_an_assistant_of_another_model(shared: tuple[Path, Path], tmp_path
     assert (raised.value.setting, raised.value.allowed) == ("draft", "the assistant of this model")
 
 
-async def test_an_assistant_generates_no_text(shared: tuple[Path, Path]) -> None:
-    with pytest.raises(UnsupportedArchitectureError, match="only drafts for a model of hidden size 64"):
+async def test_an_assistant_does_nothing_else(shared: tuple[Path, Path], tmp_path: Path) -> None:
+    refused, text = "only drafts for a model of hidden size 64", tmp_path / "text"
+    text.write_text("the quick brown fox " * 40)
+    with pytest.raises(UnsupportedArchitectureError, match=refused):
         await builder_of(shared[1]).build()
+    with pytest.raises(UnsupportedArchitectureError, match=refused):
+        plan_memory(builder_of(shared[1]))
+    with pytest.raises(UnsupportedArchitectureError, match=refused):
+        write_gguf(shared[1], tmp_path / "calibrated.gguf", calibrate=text)
+
+
+async def test_it_may_be_written_in_another_dtype(shared: tuple[Path, Path], tmp_path: Path) -> None:
+    """With the order of its tokens, whose ids bfloat16 has no room for."""
+    write_safetensors(shared[1], tmp_path / "assistant", type="BF16")
+    first, second = (
+        load_file(path / "model.safetensors")["masked_embedding.token_ordering"]
+        for path in (shared[1], tmp_path / "assistant")
+    )
+    assert torch.equal(first, second)
+    with watching({}) as watched:
+        async with with_assistant(builder_of(shared[0]), tmp_path / "assistant").build() as model:
+            await texts_of(model, GREEDY)
+    assert len(watched.found) > 50
+
+
+async def test_a_target_whose_keys_are_not_to_be_read(shared: tuple[Path, Path]) -> None:
+    with (
+        patch.object(PagedBackend, "view", AttentionBackend.view),
+        patch.object(NativePagedBackend, "view", AttentionBackend.view),
+        pytest.raises(ConfigError, match=r"no assistant beside a .*Backend, which another model cannot read"),
+    ):
+        await with_assistant(builder_of(shared[0]), shared[1]).build()
+
+
+async def test_batch_invariance_is_the_targets(shared: tuple[Path, Path]) -> None:
+    assistant = TextModelBuilder(shared[1]).with_batch_invariance()
+    async with TextSpeculativeBuilder(builder_of(shared[0]), assistant).build() as model:
+        assert await texts_of(model, GREEDY)
+
+
+async def test_a_draft_model_leaves_nothing_but_its_weights(shared: tuple[Path, Path]) -> None:
+    """An ordinary one: its tokenizer is freed."""
+    found: list[weakref.ref[Any]] = []
+    load: Any = vars(draft_module)["load_weights"]
+
+    def load_weights(*arguments: Any, **named: Any) -> Any:
+        made = load(*arguments, **named)
+        found.append(weakref.ref(made))
+        return made
+
+    with patch.object(draft_module, "load_weights", load_weights):
+        async with TextSpeculativeBuilder(builder_of(shared[0]), builder_of(shared[0])).build():
+            gc.collect()
+            assert [each() for each in found] == [None]
 
 
 @pytest.mark.parametrize(
@@ -252,6 +310,8 @@ async def test_an_assistant_generates_no_text(shared: tuple[Path, Path]) -> None
         ({"num_centroids": 33}, r"num_centroids.*expected a divisor of vocab_size = 512"),
         ({"centroid_intermediate_top_k": 40}, r"centroid_intermediate_top_k.*expected at most num_centroids = 32"),
         ({"backbone_hidden_size": None}, r"backbone_hidden_size"),
+        ({"text_config": None}, r"text_config = None: expected the settings of the assistant's decoder"),
+        ({"text_config": {"model_type": "llama"}}, r"text_config.model_type = 'llama': expected gemma4_text or"),
     ],
 )
 async def test_a_config_that_cannot_be(

@@ -81,11 +81,12 @@ class LoraModelBuilder:
 class TextSpeculativeBuilder:
     """Builds a model with a smaller draft model, whose draft tokens it verifies, several in one step.
 
-    The output is what the model would generate by itself. Both models need the same vocabulary.
+    The output is what the model would generate by itself. Both models need the same vocabulary. The draft model may be
+    the model's assistant (Gemma 4), which reads the model's own keys and values.
 
     :param target_builder: the model
     :param draft_builder: the draft model. It sets how the draft model is loaded (dtype, quantization, files); the
-        target sets how requests are run
+        target sets how requests are run. An assistant has the target's dtype
     :param config: the maximum number of draft tokens at a time; fewer are made where fewer pay
     :raises ConfigError: for anything else, or a draft model on another device
     """

@@ -236,7 +236,8 @@ def _load(
         group=group if on_devices else None,
     )
     queue, images = _images(loaded, config)
-    make_beside = partial(make_layers_beside, draft=draft, config=config, workspace=loading.workspace)
+    assistant = draft if draft is not None and draft.assistant is not None else None
+    make_beside = partial(make_layers_beside, assistant=assistant, config=config, workspace=loading.workspace)
     beside = make_beside(loaded, fused, backend)
     files = open_files(loaded, code_beside(backend, beside))
     blocks = None if files is None else StoredBlocks(files, BlockContent(block_tensors_beside(backend, beside)))

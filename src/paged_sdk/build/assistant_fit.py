@@ -8,18 +8,22 @@ from paged_sdk.config.assistant import AssistantConfig
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.layer_shape import LayerShape
 from paged_sdk.errors import ConfigError, UnsupportedArchitectureError
+from paged_sdk.kernels.placement import Placement
 from paged_sdk.models.any_model import AnyModel
 from paged_sdk.models.decoder import DecoderModel
 
 __all__ = ["check_assistant", "kv_layers_read"]
 
 
-def check_assistant(shape: DecoderConfig, path: Path, target: AnyModel | None) -> None:
+def check_assistant(
+    shape: DecoderConfig, path: Path, target: AnyModel | None = None, placement: Placement | None = None
+) -> None:
     """Check whether an assistant can draft for a model; nothing is checked of models that are no assistants.
 
     :param path: its checkpoint
-    :param target: the model; None: the assistant is to generate text itself
-    :raises UnsupportedArchitectureError: it cannot generate text itself
+    :param target: the model; None: the assistant is to do something else, such as generating text itself
+    :param placement: where it is to be; None: beside its target
+    :raises UnsupportedArchitectureError: it can do nothing else
     :raises ConfigError: it was made for another model, or the model is divided or not on the CPU
     """
     own = shape.assistant
@@ -31,7 +35,7 @@ def check_assistant(shape: DecoderConfig, path: Path, target: AnyModel | None) -
             "model, with this one as its draft model",
             architecture=shape.model_type,
         )
-    if (needed := _why_not(shape, own, target)) is not None:
+    if (needed := _why_not(shape, own, target, placement or target.placement)) is not None:
         raise ConfigError(
             f"{path.name} cannot guess for this model: {needed}",
             setting="draft",
@@ -40,15 +44,18 @@ def check_assistant(shape: DecoderConfig, path: Path, target: AnyModel | None) -
         )
 
 
-def _why_not(shape: DecoderConfig, own: AssistantConfig, target: AnyModel) -> str | None:
+def _why_not(shape: DecoderConfig, own: AssistantConfig, target: AnyModel, placement: Placement) -> str | None:
     """Return why an assistant cannot draft for a model; None if it can."""
     there = target.config
     if not isinstance(target, DecoderModel):
         return f"an assistant needs a decoder of this package, and a class of transformers computes {there.model_type}"
     if target.group is not None:
         return "ranks do not draft with assistants"
-    if not target.placement.is_one_device or target.device.type != "cpu":
-        return f"an assistant needs a model on the CPU, and this one is on {target.placement}"
+    for place in (target.placement, placement):
+        if not place.is_one_device or place.embedding.type != "cpu":
+            return f"both have to be on the CPU, and one is on {place}"
+    if there.recurrent_layers:
+        return "an assistant cannot read the states of recurrent layers"
     if own.target_size != there.hidden_size:
         return f"it is made for a hidden size of {own.target_size}, and this one's is {there.hidden_size}"
     if shape.vocab_size != there.vocab_size:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.attention.recurrent import StatefulBackend
+from paged_sdk.build.assistant_fit import check_assistant
 from paged_sdk.build.device_setup import loading_memory_errors, prepare_thread
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
@@ -106,9 +107,10 @@ def calibrate(
 def _must_have_names(checkpoint: Checkpoint) -> None:
     """Check that GGUF names the model's matrices, before the model is loaded, which may take minutes.
 
-    :raises UnsupportedArchitectureError: it does not
+    :raises UnsupportedArchitectureError: it does not, or the model cannot read a text by itself
     """
     config, _ = read_shape(checkpoint.config, checkpoint.source)
+    check_assistant(config, checkpoint.path)
     try:
         gguf_architecture(config)
     except UnsupportedArchitectureError as error:

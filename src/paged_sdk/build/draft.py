@@ -45,8 +45,8 @@ def load_draft(target: LoadedModel, loading: Loading) -> LoadedModel | None:
         draft = load_weights(
             evolve(loading, path=path, settings=settings, encoder=None, backends=()), target=target.model
         )
-    if draft.assistant is not None:
-        return draft
+    if draft.assistant is not None:  # of drafts, no bit is promised
+        return evolve(draft, settings=evolve(draft.settings, batch_invariance=False))
     check_same_tokens(target.text.tokenizer, draft.text.tokenizer, source.model.location)
     draft.text.close()
     return draft

@@ -27,17 +27,19 @@ def make_layers_beside(
     target: CausalModel,
     backend: AttentionBackend,
     *,
-    draft: LoadedModel | None,
+    assistant: LoadedModel | None,
     config: EngineConfig,
     workspace: Workspace | None,
 ) -> MtpLayer | Assistant | None:
     """Make layers that draft from the model's hidden states: its own, or an assistant; None: there are none.
 
     :param target: the model as it runs
-    :param draft: the draft model, which may be an assistant
+    :param assistant: an assistant with its decoder; None: there is none
+    :raises ConfigError: an assistant cannot read the model's keys and values
     """
-    assistant = None if draft is None else make_assistant(draft, loaded, target, backend)
-    return make_mtp_layer(loaded, target, config, workspace) if assistant is None else assistant
+    if assistant is not None:
+        return make_assistant(assistant, loaded, target, backend)
+    return make_mtp_layer(loaded, target, config, workspace)
 
 
 def make_layer_drafts(

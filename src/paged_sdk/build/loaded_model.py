@@ -129,7 +129,8 @@ def load_weights(loading: Loading, *, group: Group | None = None, target: AnyMod
             encoder = file.open(checkpoint.config, path)
         plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
         shape = plan.config
-        check_assistant(shape, path, target)
+        if target is None:
+            check_assistant(shape, path)
         if target is not None and shape.assistant is not None:
             dtype = target.dtype  # that of the keys which it reads
         reads_text = is_first and shape.assistant is None
@@ -139,6 +140,8 @@ def load_weights(loading: Loading, *, group: Group | None = None, target: AnyMod
         own_names = () if encoder is None else encoder.names()
         placed = place(settings.topology, device, plan, checkpoint, own_names, is_checked=is_first)
         placement = placed.placement
+        if target is not None:
+            check_assistant(shape, path, target, placement)
         check_stateful(shape, settings, loading.environment, placement)
         has_decoder = placed.tensor_names is not None
         known = placed.tensor_names

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from attrs import evolve
 
+from paged_sdk.build.assistant_fit import check_assistant
 from paged_sdk.build.kv_cache_type import check_cache_type
 from paged_sdk.build.kv_memory import block_layout, size_pool, size_pools
 from paged_sdk.build.loaded_model import place
@@ -56,6 +57,7 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
     encoder: Mmproj | None = None
     try:
         plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
+        check_assistant(plan.config, path)
         max_model_len = resolve_max_model_len(settings, plan.config)
         file = encoder_file(source, settings, path)
         if file is not None:

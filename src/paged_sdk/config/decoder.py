@@ -262,7 +262,7 @@ class DecoderConfig:
         """Return the indices of the layers that keep keys and values: those with attention, except over another
         layer's.
         """
-        return [layer for layer in self.attention_layers if self.layer(layer).kv_layer is None]
+        return [layer for layer in self.attention_layers if self.layer(layer).keeps_kv]
 
     def kv_layer(self, index: int) -> int:
         """Return the layer whose keys and values a layer attends to: itself, or an earlier one."""

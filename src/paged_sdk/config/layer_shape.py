@@ -15,8 +15,8 @@ class LayerShape:
     :ivar head_dim: elements per head of queries, keys and values
     :ivar intermediate_size: intermediate size of its dense MLP
     :ivar kv_layer: an earlier layer, to whose keys and values it attends: it has no projections to keys and values, and
-        takes no KV memory (Brandon et al., 2024, arXiv 2405.12981). An assistant's layers are given their own index,
-        since their keys are another model's; None: it has its own
+        takes no KV memory (Brandon et al., 2024, arXiv 2405.12981); None: it attends to its own
+    :ivar kv_elsewhere: whether keys and values in its place are another model's: it has none of its own
     :ivar keys_as_values: whether values are what its projection to keys computes, before the norm and rotation of keys;
         it has no projection to values
     """
@@ -25,12 +25,18 @@ class LayerShape:
     head_dim: int
     intermediate_size: int
     kv_layer: int | None = None
+    kv_elsewhere: bool = False
     keys_as_values: bool = False
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Return whether it has keys and values of its own."""
+        return self.kv_layer is None and not self.kv_elsewhere
 
     @property
     def num_kv_projections(self) -> int:
         """Return how many projections to keys and values it has: 0, 1 or 2."""
-        if self.kv_layer is not None:
+        if not self.keeps_kv:
             return 0
         return 1 if self.keys_as_values else 2
 

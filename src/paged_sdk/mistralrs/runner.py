@@ -64,7 +64,7 @@ class Runner:
     :param tool_callbacks: functions that run tools, by name: each gets the tool's name and arguments, and returns a
         text for the model, in the thread that waits for the answer. The answer comes once the model calls none of them
         any more; calls of tools without a callback are returned to the program
-    :param mtp_model: a directory, file or Hub id of an assistant that drafts for this model (Gemma 4)
+    :param mtp_model: directory, GGUF file or Hub id of an assistant that drafts for this model (Gemma 4)
     :param mtp_n_predict: maximum number of draft tokens at a time from the assistant, default 16; without one, from the
         model's own layer for multi-token prediction
     :param which_draft: a draft model: a smaller one with the same vocabulary; mistral.rs had it before 0.7

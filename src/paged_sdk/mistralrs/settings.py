@@ -99,7 +99,7 @@ def with_speculation(
 
     :param mtp_n_predict: most drafts of an assistant, or else of the model's own layer for multi-token prediction;
         None: such a layer does not draft
-    :param mtp_model: a directory, file or Hub id of an assistant; None: there is none
+    :param mtp_model: directory, GGUF file or Hub id of an assistant; None: there is none
     :raises ConfigError: ``draft`` is not a model, or one of the two models takes images; or settings that contradict
         each other
     """

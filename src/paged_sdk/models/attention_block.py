@@ -105,7 +105,7 @@ class AttentionBlock:
         :param query_key: ``[num_tokens, num_heads + num_kv_heads, head_dim]``, changed in place; queries alone in a
             layer that attends over the keys of another
         """
-        if self.shape.kv_layer is not None:
+        if not self.shape.keeps_kv:
             rotation.rotate_(query_key)
             return ctx.attention.attend(self._layer, query_key, self._learned)
         if self.qk_norm is None or not self._norms_last:

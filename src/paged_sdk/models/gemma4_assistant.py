@@ -6,7 +6,6 @@ target's embeddings and hidden states.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -23,6 +22,7 @@ from paged_sdk.models.tensor_names import AssistantNames
 
 __all__ = ["FAMILY"]
 
+_TEXT_TYPES: Final = ("gemma4_text", "gemma4_unified_text")
 _UNUSUAL: Final = MappingProxyType(
     {"hidden_size_per_layer_input": 256, "enable_moe_block": False, "use_double_wide_mlp": False}
 )
@@ -31,8 +31,10 @@ _UNUSUAL: Final = MappingProxyType(
 
 def _read(fields: ConfigFields) -> DecoderConfig:
     section = fields.section("text_config")
-    if not section.values():  # made of GGUF's metadata, which has no sections
-        section = fields
+    if not section.values():
+        raise fields.error("text_config", "the settings of the assistant's decoder")
+    if section.text("model_type", _TEXT_TYPES[0]) not in _TEXT_TYPES:
+        raise section.error("model_type", " or ".join(_TEXT_TYPES))
     sizes = TEXT.sizes
     assert sizes is not None
     own = sizes.complete(section)
@@ -42,7 +44,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
                 f"{own.shown(key)} is not supported in an assistant: expected 0 or false",
                 architecture=fields.text("model_type"),
             )
-    shape = read_gemma4(own, _elsewhere)
+    shape = read_gemma4(own, kv_elsewhere=True)
     return evolve(
         shape,
         logit_softcap=None,  # the assistant's class has none, whatever its decoder's config says
@@ -50,11 +52,6 @@ def _read(fields: ConfigFields) -> DecoderConfig:
         tie_embeddings=fields.flag("tie_word_embeddings", True),
         assistant=_read_assistant(fields, shape.vocab_size),
     )
-
-
-def _elsewhere(fields: ConfigFields, types: Sequence[str]) -> Sequence[int]:
-    """Return each layer's own index: it attends over the keys that are kept in its place, which are the target's."""
-    return range(len(types))
 
 
 def _read_assistant(fields: ConfigFields, vocab_size: int) -> AssistantConfig:

@@ -7,7 +7,7 @@ layers attend over the keys of earlier ones, and each layer adds something of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from attrs import evolve
@@ -33,16 +33,13 @@ _OF_LAYERS: Final = ("head_dim", "num_key_value_heads")
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
-    return read_gemma4(fields, _read_kv_layers)
+    return read_gemma4(fields)
 
 
-def read_gemma4(
-    fields: ConfigFields, read_kv_layers: Callable[[ConfigFields, Sequence[str]], Sequence[int | None]]
-) -> DecoderConfig:
+def read_gemma4(fields: ConfigFields, *, kv_elsewhere: bool = False) -> DecoderConfig:
     """Read a decoder of Gemma 4's layers.
 
-    :param read_kv_layers: returns the :attr:`~paged_sdk.config.layer_shape.LayerShape.kv_layer` of each layer, from the
-        layers' types
+    :param kv_elsewhere: whether all layers attend over another model's keys and values
     :raises CheckpointError: a value is missing or invalid
     """
     fields = fields.with_defaults(
@@ -58,7 +55,7 @@ def read_gemma4(
     window = fields.positive("sliding_window", 512)
     # With bidirectional attention, transformers divides the window between both directions.
     window = window // 2 + 1 if bidirectional else window
-    shapes = _read_shapes(fields, types, read_kv_layers(fields, types))
+    shapes = _read_shapes(fields, types, kv_elsewhere=kv_elsewhere)
     ropes = {
         (kind, size): _read_rope(fields, kind, size)
         for kind, size in dict.fromkeys((kind, shape.head_dim) for kind, shape in zip(types, shapes, strict=True))
@@ -105,15 +102,16 @@ def _read_kv_layers(fields: ConfigFields, types: Sequence[str]) -> Sequence[int 
     return (*[None] * len(own), *(last_of[kind] for kind in shared))
 
 
-def _read_shapes(fields: ConfigFields, types: Sequence[str], kv_layers: Sequence[int | None]) -> tuple[LayerShape, ...]:
+def _read_shapes(fields: ConfigFields, types: Sequence[str], *, kv_elsewhere: bool) -> tuple[LayerShape, ...]:
     """Return the sizes of each layer."""
+    kv_layers = [None] * len(types) if kv_elsewhere else _read_kv_layers(fields, types)
     num_heads, size = fields.positive("num_attention_heads"), fields.positive("intermediate_size")
     keys_as_values = fields.flag("attention_k_eq_v", False)
     is_wide = fields.flag("use_double_wide_mlp", False)
     shapes: list[LayerShape] = []
     for layer, (kind, source) in enumerate(zip(types, kv_layers, strict=True)):
         of_layer = _of_layer(fields, layer, is_full=kind == FULL)
-        if source is not None and source < layer:
+        if source is not None:
             heads = shapes[source].num_kv_heads, shapes[source].head_dim
         else:
             heads = of_layer.positive("num_key_value_heads"), of_layer.positive("head_dim")
@@ -125,7 +123,8 @@ def _read_shapes(fields: ConfigFields, types: Sequence[str], kv_layers: Sequence
                 head_dim=heads[1],
                 intermediate_size=2 * size if is_wide and source is not None else size,
                 kv_layer=source,
-                keys_as_values=keys_as_values and kind == FULL and source is None,
+                kv_elsewhere=kv_elsewhere,
+                keys_as_values=keys_as_values and kind == FULL and source is None and not kv_elsewhere,
             )
         )
     return tuple(shapes)

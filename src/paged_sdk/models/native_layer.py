@@ -114,7 +114,7 @@ def native_layer(
         gates=mixer.gates,
         value_norm=mixer.norms_values,
         keys_as_values=own.keys_as_values,
-        shares_keys=own.kv_layer is not None,
+        shares_keys=not own.keeps_kv,
         layer_input=_layer_input(layer, config, number, many_rows=many_rows),
         scale=1.0 if layer.scale is None else float(layer.scale),
         norm_eps=eps,

@@ -87,7 +87,7 @@ def load_qk_norm(
     query, key = prefix + names.norms.query, prefix + names.norms.key
     shape, shard = config.layer(layer), loader.shard
     heads, kv_heads, size = config.num_heads, shape.num_kv_heads, shape.head_dim
-    assert shape.kv_layer is None or config.qk_norm_weights is QkNormWeights.SHARED
+    assert shape.keeps_kv or config.qk_norm_weights is QkNormWeights.SHARED
     match config.qk_norm_weights:
         case QkNormWeights.WHOLE:
             whole = [loader.tensor(f"{query}.weight", heads * size), loader.tensor(f"{key}.weight", kv_heads * size)]
@@ -105,7 +105,7 @@ def load_qk_norm(
             return _norm(config, torch.cat(weights), None)
         case QkNormWeights.SHARED:
             own = shard.local(config)
-            heads, kv_heads = own.num_heads, own.layer(layer).num_kv_heads if shape.kv_layer is None else 0
+            heads, kv_heads = own.num_heads, own.layer(layer).num_kv_heads if shape.keeps_kv else 0
             weight, bias = (
                 torch.cat(
                     [

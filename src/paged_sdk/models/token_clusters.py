@@ -7,14 +7,13 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.config.assistant import AssistantConfig
-from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.drafting import projected
 from paged_sdk.models.tensor_names import AssistantNames
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.quant.linear import Linear
-from paged_sdk.weights.source import WeightSource
+from paged_sdk.weights.source import WeightSource, malformed
 
 __all__ = ["TokenClusters", "load_token_clusters"]
 
@@ -61,7 +60,8 @@ def load_token_clusters(
     loader.check_shape(names.order, (vocab_size,))
     order = source.tensor(names.order, torch.int64, torch.device("cpu"))
     if not torch.equal(order.sort().values, torch.arange(vocab_size)):
-        raise CheckpointError(f"tensor {names.order} is no order of the {vocab_size} tokens: one is missing")
+        what = f"tensor {names.order} is no order of the {vocab_size} tokens: one is missing"
+        raise malformed(source, names.order, what)
     loader.loaded(names.order)
     return TokenClusters(
         centroids=loader.linear(

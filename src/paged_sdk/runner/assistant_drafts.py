@@ -64,8 +64,9 @@ class AssistantDrafts(LayerDrafts[Assistant, AssistantState]):
 
     def _draft(self, states: list[AssistantState]) -> None:
         module = self.layers.module
-        lasts = [state.last_state for state in states]
-        inputs = torch.cat([last for last in lasts if last is not None])
+        lasts = [last for last in (state.last_state for state in states) if last is not None]
+        assert len(lasts) == len(states), "a text is not ready"
+        inputs = torch.cat(lasts)
         tokens = [state.sequence.token_ids[-1] for state in states]
         together = self._round(states)
         while True:

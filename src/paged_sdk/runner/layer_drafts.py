@@ -1,4 +1,4 @@
-"""Drafts with layers that read the hidden states of the model's steps, and so follow each of them."""
+"""Drafts with layers that read the hidden states of the model's steps."""
 
 from __future__ import annotations
 

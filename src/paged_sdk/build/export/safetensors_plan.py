@@ -19,6 +19,7 @@ from paged_sdk.build.progress import LoadingBar
 from paged_sdk.chat.text_processor import TextProcessor, text_processor_from_gguf
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
 from paged_sdk.models.family import find_family
+from paged_sdk.models.tensor_names import AssistantNames
 from paged_sdk.system.files import is_file
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.hub import resolve_model
@@ -134,6 +135,8 @@ def _stack(source: WeightSource, name: str, members: Mapping[int, Sequence[str]]
 
 
 def _tensor(source: WeightSource, name: str, dtype: torch.dtype) -> NewTensor:
+    if name == AssistantNames().order:  # token ids, which bfloat16 would round
+        dtype = torch.int64
     return NewTensor(name=name, shape=source.shape(name), dtype=dtype, make=partial(_decoded, source, name, dtype))
 
 

@@ -63,6 +63,8 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTens
     config |= _biases(model) | _experts(model) | _FAMILIES[model.architecture](model)
     if config["model_type"] == "falcon":
         del config["head_dim"]  # transformers' class computes it, and has no setter
+    if config["model_type"] == "gemma4_assistant":
+        config["text_config"] = config | {"model_type": "gemma4_text"}
     if model.architecture in ENCODERS and (scaling := config.pop("rope_scaling")) is not None:
         raise model.unsupported(f"rope scaling {shown(scaling)}")
     _check_biases(model, config)

@@ -82,8 +82,7 @@ def gemma4_config(model: GgufModel) -> dict[str, Any]:
 
 
 def gemma4_assistant_config(model: GgufModel) -> dict[str, Any]:
-    """Return the fields of config.json that an assistant of Gemma 4 has besides those of all models. In a checkpoint of
-    transformers, most are in a section of their own.
+    """Return the fields of config.json that an assistant of Gemma 4 has besides those of all models.
 
     :raises CheckpointError: see :func:`gemma4_config`; :class:`UnsupportedArchitectureError` likewise
     """
@@ -116,7 +115,7 @@ def gemma4_metadata(config: DecoderConfig) -> dict[str, Any]:
         "attention.value_length_swa": size,
         "attention.head_count_kv": _same_or_each([shape.num_kv_heads for shape in shapes]),
         "feed_forward_length": _same_or_each([shape.intermediate_size for shape in shapes]),
-        "attention.shared_kv_layers": sum(shape.kv_layer is not None for shape in shapes),
+        "attention.shared_kv_layers": sum(not shape.keeps_kv for shape in shapes),
         "attention.sliding_window": window or config.max_position,
         "attention.sliding_window_pattern": [width is not None for width in windows],
         "embedding_length_per_layer_input": 0 if config.layer_inputs is None else config.layer_inputs.size,
@@ -155,8 +154,9 @@ def why_not_gemma4(config: DecoderConfig) -> str | None:
         "it has no scaling of rotary embeddings": any(rope.kind is not RopeKind.DEFAULT for rope in config.ropes),
         "it has one size of heads for layers with windows, and one for the others": len(by_kind) > 2
         or len({is_full for _, is_full in by_kind}) < len(by_kind),
-        "its layers share the keys of the last two others": config.assistant is None
-        and any(shape.kv_layer not in sources for shape in shapes[first_shared:]),
+        "its layers share the keys of the last two others": any(
+            shape.kv_layer not in sources for shape in shapes[first_shared:]
+        ),
         "its layers with windows rotate whole heads": any(
             rope.inv_freq_divisors for rope, width in zip(config.ropes, windows, strict=True) if width is not None
         ),

@@ -17,7 +17,12 @@ __all__ = ["NewTensor", "write_shards"]
 
 _SHARD_BYTES: Final = 5 * 10**9
 """huggingface_hub's limit, too: file systems may limit file sizes, and a failed download restarts with one shard."""
-_NAMES: Final[Mapping[torch.dtype, str]] = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_NAMES: Final[Mapping[torch.dtype, str]] = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+}
 _ALIGNMENT: Final = 8
 
 
