@@ -24,6 +24,7 @@ from paged_sdk import (
     SpeculativeConfig,
     TextModelBuilder,
     TextSpeculativeBuilder,
+    VisionModelBuilder,
     embedded_model_path,
 )
 from paged_sdk.cli import talk
@@ -150,6 +151,13 @@ def test_a_draft_model(command_line: CommandLine, arguments: list[str], gamma: i
             SpeculativeConfig(gamma),
         ).settings
     )
+
+
+def test_a_draft_model_beside_one_that_takes_images(command_line: CommandLine) -> None:
+    """It may be an assistant, which reads what the other has made of them."""
+    builder, _, _ = command_line.parsed("-m", "some/model", "--image", __file__, "--draft-model", "a/small", "Hello!")
+    assert isinstance(builder, TextSpeculativeBuilder)
+    assert isinstance(builder.target_builder, VisionModelBuilder)
 
 
 @pytest.mark.parametrize("draft", ["org/small-GGUF:Q4_K_M", "folder"])

@@ -461,7 +461,6 @@ def test_a_port_in_use_is_one_line(tiny_checkpoint: Path) -> None:
         (["--host", "0.0.0.0"], "--api-key"),
         (["--host", "0.0.0.0", "--api-key", "a b"], "printable ASCII"),
         (["--timeout", "0"], "--timeout"),
-        (["--vision", "--draft-model", "x"], "--draft-model"),
         (["--mmproj", "x.gguf", "--format", "plain"], "--mmproj"),
         (["--image-host", "a b"], "--image-host"),
         (["plain", "-a", "phi3"], "--arch"),

@@ -15,9 +15,11 @@ from paged_sdk.weights.gguf.names import ARCHITECTURES
 NUMBERS: Final = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 # Transformers' classes of these have other names than their checkpoints: tests/calls/test_gguf_encoders.py judges them.
 RENAMED: Final = ("bert", "nomic-bert", "modern-bert", "eurobert")
+# The package does not know these yet: llama.cpp reads them in tests/test_assistant.py.
+NEWER: Final = ("gemma4-assistant",)
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in RENAMED])
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in (*RENAMED, *NEWER)])
 def test_names_are_the_converters(name: str) -> None:
     architecture, names = ARCHITECTURES[name], gguf.get_tensor_name_map(NUMBERS[name], 3)
     for stem, block_name in architecture.block_names.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import io
 import os
 import signal
@@ -26,6 +28,8 @@ def main() -> None:
     """
     _prepare_streams()
     _tidy_up_when_told_to_end()
+    # Else Python goes through all that torch has imported several times as it ends: 0.9 of 3.5 s of a short answer.
+    atexit.register(gc.freeze)
     try:
         from paged_sdk.cli.app import app
 
