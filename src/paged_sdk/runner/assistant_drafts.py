@@ -34,39 +34,28 @@ class AssistantDrafts(LayerDrafts[Assistant, AssistantState]):
 
     def take(self, step: ComputedStep) -> None:
         """Take the hidden states at the tokens after which the target samples one."""
-        followed = [
-            (row, first, of_row.sequence)
-            for row, first, of_row in zip(step.rows, step.batch.first_tokens, step.scheduled, strict=True)
-            if row.num_logits > row.num_drafts and of_row.sequence.request.generates
-        ]
-        if self._has_failed or not followed:
-            return
-        counts = [row.num_drafts + 1 for row, _, _ in followed]
-        places = [
-            first + row.num_new_tokens - count + place
-            for (row, first, _), count in zip(followed, counts, strict=True)
-            for place in range(count)
-        ]
-        hidden = step.hidden if len(places) == len(step.hidden) else select_rows(step.hidden, places)
-        normed = self.layers.target.normed(hidden)
-        for (row, _, sequence), states in zip(followed, torch.split(normed, counts), strict=True):
+        for row, first, of_row in zip(step.rows, step.batch.first_tokens, step.scheduled, strict=True):
+            sequence, end = of_row.sequence, first + row.num_new_tokens
+            if self._has_failed or row.num_logits <= row.num_drafts or not sequence.request.generates:
+                continue
             state = self._states.get(row.seq_id)
             if state is None:
                 state = AssistantState(sequence, Acceptance(self._acceptance), self._first_pause)
                 self._states[row.seq_id] = state
-            state.states, state.end = states, row.end
+            # A copy: the other tokens' states may be those of a long prompt.
+            state.hidden, state.end = step.hidden[end - 1 - row.num_drafts : end].clone(), row.end
 
     def _shorten(self, state: AssistantState) -> None:
         """Do nothing: which state is the last one depends on the tokens that the sequence has got."""
 
     def _is_ready(self, state: AssistantState) -> bool:
-        return state.last_state is not None
+        return state.last_hidden is not None
 
     def _draft(self, states: list[AssistantState]) -> None:
         module = self.layers.module
-        lasts = [last for last in (state.last_state for state in states) if last is not None]
+        lasts = [last for last in (state.last_hidden for state in states) if last is not None]
         assert len(lasts) == len(states), "a text is not ready"
-        inputs = torch.cat(lasts)
+        inputs = self.layers.target.normed(torch.cat(lasts))
         tokens = [state.sequence.token_ids[-1] for state in states]
         together = self._round(states)
         while True:

@@ -15,21 +15,22 @@ __all__ = ["AssistantState"]
 class AssistantState(DraftedText):
     """Holds what an assistant knows of one sequence.
 
-    :ivar states: the target's hidden states, normed, at the last tokens before ``end``, ``[n, hidden_size]``
+    :ivar hidden: the target's hidden states at the last tokens before ``end``, ``[n, hidden_size]``, as its ``normed``
+        takes them; None: none is known
     :ivar end: number of the sequence's tokens that the target has computed, drafts included
     """
 
-    __slots__ = ("end", "states")
+    __slots__ = ("end", "hidden")
 
     def __init__(self, sequence: Sequence, acceptance: Acceptance, first_pause: FirstPause) -> None:
         super().__init__(sequence, acceptance, first_pause)
         self.end: int = 0
-        self.states: Tensor | None = None
+        self.hidden: Tensor | None = None
 
     @property
-    def last_state(self) -> Tensor | None:
+    def last_hidden(self) -> Tensor | None:
         """Return the hidden state at the token before the last one, ``[1, hidden_size]``; None: it is not here."""
-        if self.states is None:
+        if self.hidden is None:
             return None
-        place = len(self.states) - (self.end - (len(self.sequence.token_ids) - 1)) - 1
-        return self.states[place : place + 1] if 0 <= place < len(self.states) else None
+        place = len(self.sequence.token_ids) - 2 - (self.end - len(self.hidden))
+        return self.hidden[place : place + 1] if 0 <= place < len(self.hidden) else None
