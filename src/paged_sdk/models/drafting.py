@@ -25,7 +25,8 @@ def projected(linear: Linear, parts: list[Tensor], dtype: torch.dtype) -> Tensor
     :param parts: ``[num_rows, size]`` float32 each
     :param dtype: the decoder's, in which a layer without native kernels multiplies
     """
-    return linear.forward(torch.cat(parts, 1) if linear.native_weights else torch.cat(parts, 1).to(dtype), None)
+    rows = torch.cat(parts, 1)
+    return linear.forward(rows if linear.native_weights is not None else rows.to(dtype), None)
 
 
 def run_layers(model: DraftingDecoder, inputs: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:

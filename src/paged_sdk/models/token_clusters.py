@@ -57,12 +57,10 @@ def load_token_clusters(
     names, vocab_size = AssistantNames(), decoder.config.vocab_size
     if own.num_clusters == 0 or not decoder.config.tie_embeddings:
         return None
-    loader.check_shape(names.order, (vocab_size,))
-    order = source.tensor(names.order, torch.int64, torch.device("cpu"))
+    order = loader.integers(names.order, vocab_size)
     if not torch.equal(order.sort().values, torch.arange(vocab_size)):
         what = f"tensor {names.order} is no order of the {vocab_size} tokens: one is missing"
         raise malformed(source, names.order, what)
-    loader.loaded(names.order)
     return TokenClusters(
         centroids=loader.linear(
             [names.centroids], in_features=decoder.config.hidden_size, out_features=(own.num_clusters,)

@@ -111,7 +111,7 @@ class WeightLoader:
 
         :raises CheckpointError: the tensor is missing or has another shape
         """
-        self.check_shape(name, shape)
+        self._check_shape(name, shape)
         return self._source.tensor(name, self._dtype, torch.device("cpu"))
 
     def tensor(self, name: str, *shape: int, in_float32: bool = False) -> Tensor:
@@ -120,9 +120,19 @@ class WeightLoader:
         :param in_float32: load it in float32 if the model's dtype has fewer bits
         :raises CheckpointError: the tensor is missing or has another shape
         """
-        self.check_shape(name, shape)
+        self._check_shape(name, shape)
         dtype = torch.promote_types(self._dtype, torch.float32) if in_float32 else self._dtype
         tensor = self._source.tensor(name, dtype, self._device)
+        self.loaded(name)
+        return tensor
+
+    def integers(self, name: str, *shape: int) -> Tensor:
+        """Load one tensor of integers as int64 to host memory.
+
+        :raises CheckpointError: the tensor is missing or has another shape
+        """
+        self._check_shape(name, shape)
+        tensor = self._source.tensor(name, torch.int64, torch.device("cpu"))
         self.loaded(name)
         return tensor
 
@@ -278,7 +288,7 @@ class WeightLoader:
         """Load one linear layer from a permutation of a single matrix's rows: see :meth:`linear`."""
         (name,) = names
         tensor_name, height = f"{name}.weight", sum(out_features)
-        self.check_shape(tensor_name, (height, in_features))
+        self._check_shape(tensor_name, (height, in_features))
         if rows is not None:
             own = [part[kept] for part, kept in zip(torch.split(order, list(out_features)), rows, strict=True)]
             order, out_features = torch.cat(own), list(map(len, own))
@@ -421,16 +431,12 @@ class WeightLoader:
 
         :raises CheckpointError: the tensor is missing or has another shape
         """
-        self.check_shape(name, shape)
+        self._check_shape(name, shape)
         stored = self._stored_name(name)
         # Several matrices may be parts of one that is stored.
         return NamedMatrix(stored, self._source.matrix(name), cut="" if stored == name else name)
 
-    def check_shape(self, name: str, expected: tuple[int, ...]) -> None:
-        """Compare the shape of one of the checkpoint's tensors.
-
-        :raises CheckpointError: the tensor is missing or has another shape
-        """
+    def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
         found = self._source.shape(name)
         if found != expected:
             what = f"tensor {shown(name)} has shape {list(found)}: expected {list(expected)}"
