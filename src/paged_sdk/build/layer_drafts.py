@@ -14,7 +14,8 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.assistant import Assistant
 from paged_sdk.runner.assistant_drafts import AssistantDrafts
 from paged_sdk.runner.beside_layers import BesideLayers
-from paged_sdk.runner.layer_drafts import DraftedModel, LayerDrafts
+from paged_sdk.runner.drafted_model import DraftedModel
+from paged_sdk.runner.layer_drafts import LayerDrafts
 from paged_sdk.runner.mtp_drafts import MtpDrafts
 from paged_sdk.runner.mtp_layer import MtpLayer
 from paged_sdk.scheduler.scheduler import Scheduler

@@ -9,20 +9,19 @@ from collections.abc import Sequence as Sequence_
 from typing import Final, Generic, TypeVar
 
 import torch
-from attrs import frozen
 
 from paged_sdk.runner.beside_layers import MOST_DRAFTS, BesideLayers
 from paged_sdk.runner.computed_step import ComputedStep
+from paged_sdk.runner.drafted_model import DraftedModel
 from paged_sdk.runner.drafted_text import DraftedText
 from paged_sdk.runner.first_pause import FirstPause
-from paged_sdk.scheduler.draft_account import DraftBalance
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.scheduler.step_times import StepTimes
 from paged_sdk.speculative.acceptance import Acceptance
 from paged_sdk.speculative.draft_counts import draft_counts
 from paged_sdk.types.step import StepRow
 
-__all__ = ["DraftedModel", "LayerDrafts"]
+__all__ = ["LayerDrafts"]
 
 PRIORS: Final = (0.85, 0.75, 0.65, 0.55)
 """Prior acceptance rates of the first draft, of the second if the first is right, and so on: less than a user of vLLM
@@ -30,24 +29,6 @@ saw of Qwen3.6-27B (0.92, 0.91, 0.77, 0.83), since small models are right less o
 
 StateT = TypeVar("StateT", bound=DraftedText)
 LayersT = TypeVar("LayersT", bound=BesideLayers)
-
-
-@frozen(kw_only=True)
-class DraftedModel:
-    """Describes the model that drafts are made for.
-
-    :ivar vocab_size: its vocabulary size
-    :ivar max_tokens: its context length
-    :ivar gamma: maximum number of drafts per sequence and step
-    :ivar times: times of its steps
-    :ivar balance: time that drafts have gained and lost so far
-    """
-
-    vocab_size: int
-    max_tokens: int
-    gamma: int
-    times: StepTimes
-    balance: DraftBalance
 
 
 class LayerDrafts(ABC, Generic[LayersT, StateT]):

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from paged_sdk.kernels.step import InsertedRows, StepContext
 from paged_sdk.runner.computed_step import ComputedStep
+from paged_sdk.runner.drafted_model import DraftedModel
 from paged_sdk.runner.input_batch import InputBatch, make_input_batch
-from paged_sdk.runner.layer_drafts import DraftedModel, LayerDrafts
+from paged_sdk.runner.layer_drafts import LayerDrafts
 from paged_sdk.runner.mtp_layer import MtpLayer
 from paged_sdk.runner.mtp_state import MtpState
 from paged_sdk.sampling.candidates import select_rows
